@@ -1,0 +1,149 @@
+#include "vm/qemu_argv.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+/* Where the next argument goes. A command line that does not fit is remembered, not cut. */
+struct writer {
+    struct qemu_argv *to;
+    unsigned count;
+    size_t used;
+    bool overflow;
+};
+
+static void add(struct writer *w, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+
+static void add(struct writer *w, const char *fmt, ...)
+{
+    size_t room = sizeof(w->to->bytes) - w->used;
+    if (w->overflow || w->count + 1 >= QEMU_ARGV_MAX) {
+        w->overflow = true;
+        return;
+    }
+    char *at = w->to->bytes + w->used;
+    va_list ap;
+    va_start(ap, fmt);
+    int n = vsnprintf(at, room, fmt, ap);
+    va_end(ap);
+    if (n < 0 || (size_t)n >= room) {
+        w->overflow = true;
+        return;
+    }
+    w->to->argv[w->count++] = at;
+    w->used += (size_t)n + 1;
+}
+
+static void add_pair(struct writer *w, const char *option, const char *value)
+{
+    add(w, "%s", option);
+    add(w, "%s", value);
+}
+
+/* A value inside QEMU's key=value syntax: a comma would start the next key. */
+static int check_value(const char *what, const char *value, struct error *err)
+{
+    if (!value || !*value)
+        return error_set(err, ERROR_INVALID, "%s is empty", what);
+    for (const unsigned char *p = (const unsigned char *)value; *p; p++)
+        if (*p == ',' || *p < 0x20 || *p == 0x7f)
+            return error_set(err, ERROR_INVALID, "%s holds a comma or control byte: %s", what, value);
+    return 0;
+}
+
+static int check_spec(const struct qemu_argv_spec *s, struct error *err)
+{
+    const struct {
+        const char *what, *value;
+    } values[] = {
+        {"binary", s->binary},           {"sandbox id", s->sandbox_id},   {"disk path", s->disk_path},
+        {"kernel path", s->kernel_path}, {"initrd path", s->initrd_path},
+    };
+    for (size_t i = 0; i < sizeof(values) / sizeof(values[0]); i++) {
+        int rc = check_value(values[i].what, values[i].value, err);
+        if (rc < 0)
+            return rc;
+    }
+    if (s->mem_path && check_value("memory path", s->mem_path, err) < 0)
+        return ERROR_INVALID;
+    if (s->vcpus < 1 || s->vcpus > 8)
+        return error_set(err, ERROR_INVALID, "vcpus is %u; 1 to 8 are possible", s->vcpus);
+    if (s->memory_mib < 64 || s->memory_mib > 65536)
+        return error_set(err, ERROR_INVALID, "memory_mib is %u; 64 to 65536 are possible", s->memory_mib);
+    if (s->qmp_fd < 0 || s->agent_fd < 0 || s->qmp_fd == s->agent_fd)
+        return error_set(err, ERROR_INVALID, "the VMM needs two different listening sockets");
+    return 0;
+}
+
+static void add_machine(struct writer *w, const struct qemu_argv_spec *s)
+{
+    /* The firmware loads the kernel itself, so no option ROMs. */
+    add_pair(w, "-M", "microvm,x-option-roms=off,rtc=on,memory-backend=ram");
+    add_pair(w, "-accel", s->kvm ? "kvm" : "tcg,thread=multi");
+    add_pair(w, "-cpu", s->kvm ? "host" : "max");
+    add(w, "-smp");
+    add(w, "%u", s->vcpus);
+    add(w, "-m");
+    add(w, "%uM", s->memory_mib);
+    add(w, "-object");
+    if (s->mem_path)
+        add(w, "memory-backend-file,id=ram,size=%uM,mem-path=%s,share=%s", s->memory_mib, s->mem_path,
+            s->mem_shared ? "on" : "off");
+    else
+        add(w, "memory-backend-ram,id=ram,size=%uM", s->memory_mib);
+}
+
+static void add_kernel(struct writer *w, const struct qemu_argv_spec *s)
+{
+    add_pair(w, "-kernel", s->kernel_path);
+    add_pair(w, "-initrd", s->initrd_path);
+    add_pair(w, "-append",
+             "console=ttyS0 quiet loglevel=4 panic=-1 reboot=t no_timer_check tsc=reliable "
+             "cryptomgr.notests random.trust_cpu=on mitigations=off");
+}
+
+static void add_devices(struct writer *w, const struct qemu_argv_spec *s)
+{
+    /* A ring in the VMM's memory: bounded whatever the guest prints, read back over QMP. */
+    add_pair(w, "-chardev", "ringbuf,id=console,size=65536");
+    add_pair(w, "-serial", "chardev:console");
+    add(w, "-blockdev");
+    add(w,
+        "driver=raw,node-name=disk,discard=unmap,file.driver=file,file.filename=%s,file.locking=off,"
+        "file.aio=threads,file.discard=unmap",
+        s->disk_path);
+    add_pair(w, "-device", "virtio-blk-device,drive=disk,id=root");
+    add_pair(w, "-object", "rng-random,id=entropy,filename=/dev/urandom");
+    add_pair(w, "-device", "virtio-rng-device,rng=entropy");
+    add_pair(w, "-device", "virtio-serial-device,id=ports,max_ports=2");
+    add(w, "-chardev");
+    add(w, "socket,id=agent,fd=%d,server=on,wait=off", s->agent_fd);
+    add_pair(w, "-device", "virtserialport,bus=ports.0,nr=1,chardev=agent,name=space.agent");
+}
+
+int qemu_argv_build(const struct qemu_argv_spec *spec, struct qemu_argv *ret, struct error *err)
+{
+    int rc = check_spec(spec, err);
+    if (rc < 0)
+        return rc;
+    struct writer w = {.to = ret};
+    memset(ret->argv, 0, sizeof(ret->argv));
+    add(&w, "%s", spec->binary);
+    add_pair(&w, "-name", spec->sandbox_id);
+    add_pair(&w, "-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny");
+    add(&w, "-nodefaults");
+    add(&w, "-no-user-config");
+    add(&w, "-no-reboot");
+    add_pair(&w, "-display", "none");
+    add_machine(&w, spec);
+    add_kernel(&w, spec);
+    add_devices(&w, spec);
+    add(&w, "-chardev");
+    add(&w, "socket,id=qmp,fd=%d,server=on,wait=off", spec->qmp_fd);
+    add_pair(&w, "-mon", "chardev=qmp,mode=control");
+    if (spec->incoming)
+        add_pair(&w, "-incoming", "defer");
+    if (w.overflow)
+        return error_set(err, ERROR_INVALID, "the VMM's command line is too long");
+    return 0;
+}

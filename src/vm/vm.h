@@ -1,0 +1,98 @@
+/* Virtual machines and the engine table.
+ *
+ * An engine is a table of operations over one kind of VMM. Two exist: `qemu` (microvm machine; KVM where
+ * it works, else TCG) and, in unit tests, `fake`. A `struct vm` is one VMM process: its control
+ * connection, its pidfd and its state. It knows nothing of sandboxes' lives: src/sandbox drives it.
+ * Calls with `done` answer exactly once, later, never from inside the call; after vm_destroy nothing
+ * calls back. All on the loop's thread. */
+#pragma once
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "base/error.h"
+#include "base/id.h"
+#include "broker/broker.h"
+#include "loop/loop.h"
+
+struct vm;
+struct vm_engine;
+
+enum vm_boot { VM_BOOT_GOLDEN, VM_BOOT_COLD, VM_BOOT_RESTORE };
+
+/* What one shape of VM is made of; also what a golden snapshot is keyed by. */
+struct vm_shape {
+    uint32_t vcpus;      /* 1..8 */
+    uint32_t memory_mib; /* 64..65536 */
+    uint32_t disk_mib;
+};
+
+struct vm_spec {
+    char sandbox_id[ID_SIZE];
+    enum vm_boot boot;
+    struct vm_shape shape;
+    char golden_key[BROKER_KEY_SIZE]; /* GOLDEN, RESTORE */
+    char platform[BROKER_DIGEST_SIZE];
+};
+
+struct vm_events {
+    /* The VMM process has ended (vm_kill included), with its last words. The vm is inert from here
+     * on, pending calls have failed with ERROR_GONE before this; destroy it. */
+    void (*exited)(void *arg, const char *why);
+};
+
+typedef void (*vm_done)(void *arg, const struct error *err);
+
+struct vm_engine_ops {
+    const char *name; /* "qemu" */
+    /* Starts the VMM. done: the control channel answers; for RESTORE it waits for vm_load, else the
+     * guest is booting. */
+    void (*launch)(struct vm *vm, vm_done done, void *arg);
+    /* Finds and takes over a VMM started earlier. done: control channel answers. */
+    void (*adopt)(struct vm *vm, vm_done done, void *arg);
+    /* RESTORE: loads device state from the golden's `state` file. vCPUs stay stopped. */
+    void (*load)(struct vm *vm, int state_fd, vm_done done, void *arg);
+    /* Starts / stops the vCPUs; memory stays resident. Repeating is success. */
+    void (*resume)(struct vm *vm, vm_done done, void *arg);
+    void (*pause)(struct vm *vm, vm_done done, void *arg);
+    /* GOLDEN: writes device state to state_fd, vCPUs stopped; then ends the VMM. */
+    void (*save)(struct vm *vm, int state_fd, vm_done done, void *arg);
+    /* SIGKILL through the broker; `exited` follows. Always possible. */
+    void (*kill)(struct vm *vm);
+    void (*destroy)(struct vm *vm); /* engine-private memory */
+};
+
+struct vm_engine_info {
+    const char *name;         /* "qemu" */
+    const char *acceleration; /* "kvm" or "tcg" */
+    const char *version;      /* of the VMM, "7.2.22" */
+    const char *reason;       /* why auto chose this, one line for people */
+};
+
+enum vm_engine_choice { VM_ENGINE_AUTO, VM_ENGINE_QEMU, VM_ENGINE_FIRECRACKER, VM_ENGINE_FAKE };
+
+/* Sets up the engine. AUTO and QEMU: KVM if a real probe guest ran on it, else TCG. FIRECRACKER:
+ * ERROR_UNSUPPORTED in this release. kvm_works is the probe's result (see vm/kvm_probe.h), run as root
+ * before privileges are dropped; kvm_why explains it. */
+int vm_engine_create(struct loop *l, struct broker *b, enum vm_engine_choice choice, bool kvm_works,
+                     const char *kvm_why, struct vm_engine **ret, struct error *err);
+void vm_engine_destroy(struct vm_engine *e); /* after all its VMs; NULL is accepted */
+const struct vm_engine_info *vm_engine_info(const struct vm_engine *e);
+
+int vm_create(struct vm_engine *e, const struct vm_spec *spec, const struct vm_events *events, void *arg,
+              struct vm **ret, struct error *err);
+/* Disconnects and frees; does not end the VMM (a daemon that exits leaves it running). NULL is accepted. */
+void vm_destroy(struct vm *vm);
+
+void vm_launch(struct vm *vm, vm_done done, void *arg);
+void vm_adopt(struct vm *vm, vm_done done, void *arg);
+void vm_load(struct vm *vm, int state_fd, vm_done done, void *arg);
+void vm_resume(struct vm *vm, vm_done done, void *arg);
+void vm_pause(struct vm *vm, vm_done done, void *arg);
+void vm_save(struct vm *vm, int state_fd, vm_done done, void *arg);
+void vm_kill(struct vm *vm);
+
+pid_t vm_pid(const struct vm *vm);               /* 0 before launch or after exit */
+bool vm_is_running(const struct vm *vm);         /* vCPUs are running, as far as known */
+const char *vm_agent_socket(const struct vm *vm); /* path, "" before launch */
