@@ -20,7 +20,7 @@ struct golden_config {
     unsigned warm_total;      /* over all goldens; the least recently used lose theirs. Default 8 */
     unsigned boot_timeout_ms; /* cold boot to ready; default 120,000 */
     char platform[BROKER_DIGEST_SIZE];
-    const char *pool_path;    /* to open golden/<key>/state; copied */
+    const char *pool_path; /* to open golden/<key>/state; copied */
 };
 
 int golden_create(struct loop *l, struct broker *b, struct vm_engine *e, const struct golden_config *config,
@@ -50,8 +50,8 @@ void golden_start(struct golden *g, const struct golden_lease *lease, const char
                   void (*phase)(void *arg, const char *phase),
                   void (*done)(void *arg, const struct error *err, struct vm *vm), void *arg);
 
-/* Abandons a golden_start that has not answered (its done will not be called), or a lease: whatever was made for its sandbox id
- * is removed through the broker. */
+/* Abandons a golden_start that has not answered (its done will not be called), or a lease: whatever was made
+ * for its sandbox id is removed through the broker. */
 void golden_release(struct golden *g, const struct golden_lease *lease);
 
 /* Makes the golden for a shape now and starts warming it. done when it is sealed. */

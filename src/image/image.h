@@ -1,5 +1,5 @@
-/* The platform image: kernel and initramfs every sandbox boots, built from the distribution's kernel package and
- * space-agent. Belongs to the platform, not to any template. */
+/* The platform image: kernel and initramfs every sandbox boots, built from the distribution's kernel package
+ * and space-agent. Belongs to the platform, not to any template. */
 #pragma once
 
 #include <stdint.h>
@@ -9,10 +9,11 @@
 #define IMAGE_DIGEST_SIZE 65
 
 struct image_config {
-    const char *kernel;     /* bzImage; NULL: newest /boot/vmlinuz-* that has modules in /lib/modules (cloud kernels preferred) */
-    const char *modules;    /* directory; NULL: /lib/modules/<release of the kernel> */
-    const char *agent;      /* space-agent binary */
-    const char *state_dir;  /* result: state_dir/platform/<digest>/{vmlinuz,initrd,manifest.json} */
+    const char *kernel;    /* bzImage; NULL: newest /boot/vmlinuz-* that has modules in /lib/modules (cloud
+                              kernels preferred) */
+    const char *modules;   /* directory; NULL: /lib/modules/<release of the kernel> */
+    const char *agent;     /* space-agent binary */
+    const char *state_dir; /* result: state_dir/platform/<digest>/{vmlinuz,initrd,manifest.json} */
 };
 
 struct image_info {

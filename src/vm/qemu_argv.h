@@ -15,14 +15,14 @@ struct qemu_argv_spec {
     bool kvm;               /* else TCG, multi-threaded */
     uint32_t vcpus;
     uint32_t memory_mib;
-    const char *mem_path;   /* memory file inside the jail; NULL: anonymous memory */
-    bool mem_shared;        /* golden boot: writes go to the file; else a private mapping */
-    const char *disk_path;  /* raw image inside the jail */
+    const char *mem_path;  /* memory file inside the jail; NULL: anonymous memory */
+    bool mem_shared;       /* golden boot: writes go to the file; else a private mapping */
+    const char *disk_path; /* raw image inside the jail */
     const char *kernel_path;
     const char *initrd_path;
-    int qmp_fd;             /* listening sockets inherited by the VMM */
+    int qmp_fd; /* listening sockets inherited by the VMM */
     int agent_fd;
-    bool incoming;          /* wait for device state (restore) */
+    bool incoming; /* wait for device state (restore) */
 };
 
 struct qemu_argv {

@@ -93,6 +93,6 @@ void vm_pause(struct vm *vm, vm_done done, void *arg);
 void vm_save(struct vm *vm, int state_fd, vm_done done, void *arg);
 void vm_kill(struct vm *vm);
 
-pid_t vm_pid(const struct vm *vm);               /* 0 before launch or after exit */
-bool vm_is_running(const struct vm *vm);         /* vCPUs are running, as far as known */
+pid_t vm_pid(const struct vm *vm);                /* 0 before launch or after exit */
+bool vm_is_running(const struct vm *vm);          /* vCPUs are running, as far as known */
 const char *vm_agent_socket(const struct vm *vm); /* path, "" before launch */

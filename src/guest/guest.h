@@ -1,0 +1,214 @@
+/* The host's end of the guest protocol (docs/design/protocol.md): one `struct guest` per live VM.
+ *
+ * It owns the connection to the VM's agent port (a unix stream socket that the VMM listens on): connects,
+ * synchronises (epoch), keeps it alive, reconnects after a broken link, and re-delivers what the agent
+ * had not been acknowledged. Everything is called and calls back on the loop's thread. The guest is
+ * hostile: a frame that breaks the protocol ends the link with ERROR_PROTOCOL, and only this guest's.
+ *
+ * Calls that take `done` answer exactly once, later, never from inside the call: with NULL for success
+ * or an error. After guest_destroy nothing calls back. */
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/error.h"
+#include "base/id.h"
+#include "loop/loop.h"
+
+struct guest;
+struct guest_process;
+struct guest_file;
+
+typedef void (*guest_done)(void *arg, const struct error *err);
+
+struct guest_events {
+    /* The link is up and synchronised: after guest_create, and again after each reconnection.
+     * Processes adopted or started before have been resumed at their offsets. */
+    void (*ready)(struct guest *g, void *arg);
+    /* The link is down. `final`: the guest broke the protocol too often or the socket cannot be reached
+     * for the configured time; no more reconnection is tried. Else it reconnects by itself. */
+    void (*lost)(struct guest *g, const struct error *why, bool final, void *arg);
+};
+
+struct guest_config {
+    const char *socket_path;   /* copied */
+    const char *sandbox_id;    /* for logs; copied */
+    unsigned ready_timeout_ms; /* first synchronisation must succeed within; 0: 30,000 */
+    unsigned lost_timeout_ms;  /* a lost link must come back within; 0: 5,000 */
+};
+
+int guest_create(struct loop *l, const struct guest_config *config, const struct guest_events *events,
+                 void *arg, struct guest **ret, struct error *err);
+
+/* Closes the link; live guest_process and guest_file objects become inert: their callbacks never run
+ * again, calls on them do nothing, and their owners still release/close them. NULL is accepted. */
+void guest_destroy(struct guest *g);
+
+bool guest_is_ready(const struct guest *g);
+
+/* Stops (true) or restarts (false) keep-alive and timeouts while the VM's vCPUs are stopped on purpose. */
+void guest_hold(struct guest *g, bool held);
+
+/* --- identity: before `running` is reported, after every boot, restore or fork --- */
+struct guest_identity {
+    char sandbox_id[ID_SIZE];
+    char hostname[64];
+    unsigned char machine_id[16];
+    uint64_t generation;
+    unsigned char seed[64]; /* goes into the kernel's entropy pool, which is then reseeded */
+    /* the wall clock is read and sent at the moment of sending */
+};
+
+/* The agent has reseeded the kernel's entropy, stepped the clock, and set hostname, machine-id and
+ * generation before it confirms; any of them failing is an error (fail closed). */
+void guest_identify(struct guest *g, const struct guest_identity *id, guest_done done, void *arg);
+
+/* Asks for a clean end: processes are told (TERM, then KILL after grace_ms), file systems are
+ * unmounted, the VM powers off. done means the agent has agreed; the VMM's exit is the proof. */
+void guest_shutdown(struct guest *g, unsigned grace_ms, guest_done done, void *arg);
+
+/* sync(2) in the guest: what was written is on the virtual disk. */
+void guest_sync(struct guest *g, guest_done done, void *arg);
+
+/* --- processes --- */
+enum guest_stream { GUEST_STDOUT = 1, GUEST_STDERR = 2 };
+
+struct guest_exec {
+    char process_id[ID_SIZE]; /* "pr_..."; starting the same id twice starts one process */
+    const char *const *argv;  /* NULL-terminated, at least one; or NULL with shell */
+    const char *shell;        /* command text for `bash -lc`, or `sh -lc` where there is no bash */
+    const char *const *env;   /* NULL-terminated "K=V"; on top of the default environment; may be NULL */
+    const char *cwd;          /* NULL: the user's home, "/" when there is none */
+    const char *user;         /* name or uid; NULL: "root" */
+    bool stdin_open;          /* false: /dev/null */
+    bool pty;
+    uint16_t rows, cols; /* pty */
+    const char *term;    /* pty; NULL: "xterm-256color" */
+    uint32_t timeout_ms; /* 0: none; at the deadline the tree is killed */
+};
+
+enum guest_reason { /* product: exit signal timeout oom_killed start_failed */
+                    GUEST_REASON_EXIT = 1,
+                    GUEST_REASON_SIGNAL,
+                    GUEST_REASON_TIMEOUT,
+                    GUEST_REASON_OOM_KILLED,
+                    GUEST_REASON_START_FAILED,
+};
+
+struct guest_result {
+    enum guest_reason reason;
+    int exit_code;     /* EXIT */
+    int signal;        /* SIGNAL, TIMEOUT, OOM_KILLED */
+    char message[256]; /* START_FAILED: what and why, with the name; else "" */
+    uint64_t stdout_bytes, stderr_bytes;
+    uint64_t cpu_ms;
+    uint64_t max_rss_bytes;
+};
+
+struct guest_process_events {
+    void (*started)(void *arg, uint32_t pid);
+    /* Bytes in order, without gaps or doubles; `data` is valid during the call. */
+    void (*output)(void *arg, enum guest_stream stream, uint64_t offset, const void *data, size_t n);
+    /* Exactly once, after the last byte of output has been delivered. */
+    void (*exited)(void *arg, const struct guest_result *result);
+    /* More stdin may be given (guest_process_stdin took less than offered before). */
+    void (*stdin_room)(void *arg);
+};
+
+/* Starts a process. Refusals by the guest arrive as exited with START_FAILED. The object lives until
+ * guest_process_release. When the link is down the request is sent once it is back. */
+int guest_process_start(struct guest *g, const struct guest_exec *exec,
+                        const struct guest_process_events *events, void *arg, struct guest_process **ret,
+                        struct error *err);
+
+/* Takes up a process that an earlier daemon started: output continues at these offsets, stdin at
+ * stdin_offset as the agent reports it. If the agent does not know the id, exited is called with
+ * START_FAILED and message "unknown process". Call before `ready` or at any time. */
+int guest_process_adopt(struct guest *g, const char *process_id, uint64_t stdout_offset,
+                        uint64_t stderr_offset, const struct guest_process_events *events, void *arg,
+                        struct guest_process **ret, struct error *err);
+
+/* The host has taken (journalled) output up to this absolute offset and has room for `room` bytes
+ * more: acknowledges and gives credit. Without it the guest sends at most the initial window (256 KiB
+ * per stream). May be called from inside output. */
+void guest_process_taken(struct guest_process *p, enum guest_stream stream, uint64_t offset, uint64_t room);
+
+/* Queues stdin; returns how many bytes were taken (0..n). Fewer than n: wait for stdin_room. */
+size_t guest_process_stdin(struct guest_process *p, const void *data, size_t n);
+
+/* End of stdin after what was queued. */
+void guest_process_stdin_close(struct guest_process *p);
+
+/* Sends a signal to the process, or to its whole tree (guest cgroup). */
+void guest_process_signal(struct guest_process *p, int signal, bool tree, guest_done done, void *arg);
+
+void guest_process_resize(struct guest_process *p, uint16_t rows, uint16_t cols);
+
+/* Frees the object. After exited it also lets the agent forget the process (the result is durable). */
+void guest_process_release(struct guest_process *p);
+
+/* --- files: each acts as `user` (NULL: root) with that user's permissions; paths are absolute --- */
+enum guest_file_type { GUEST_FILE_REGULAR = 1, GUEST_FILE_DIRECTORY, GUEST_FILE_SYMLINK, GUEST_FILE_OTHER };
+
+struct guest_stat {
+    enum guest_file_type type;
+    uint32_t mode; /* permission bits */
+    uint32_t uid, gid;
+    uint64_t size;
+    int64_t mtime_ns;
+    uint64_t inode;
+};
+
+/* Errors: ERROR_NO_SUCH_FILE, IS_DIRECTORY, NOT_DIRECTORY, PERMISSION, NO_SPACE, EXISTS, NOT_EMPTY, INVALID,
+ * UNAVAILABLE (link lost meanwhile). */
+typedef void (*guest_stat_done)(void *arg, const struct error *err, const struct guest_stat *st);
+void guest_file_stat(struct guest *g, const char *user, const char *path, guest_stat_done done, void *arg);
+
+struct guest_read_events {
+    void (*opened)(void *arg, const struct guest_stat *st); /* first, once */
+    void (*data)(void *arg, const void *data, size_t n);    /* in order */
+    void (*done)(void *arg, const struct error *err);       /* last, once */
+};
+
+/* Reads [offset, offset + length) of a regular file; length UINT64_MAX: to its end. Delivery stops
+ * when `data` has been given more than 256 KiB beyond guest_file_taken. */
+int guest_file_read(struct guest *g, const char *user, const char *path, uint64_t offset, uint64_t length,
+                    const struct guest_read_events *events, void *arg, struct guest_file **ret,
+                    struct error *err);
+
+/* n more bytes of a read have been passed on. */
+void guest_file_taken(struct guest_file *f, size_t n);
+
+struct guest_write {
+    const char *user;
+    const char *path;
+    uint32_t mode; /* permission bits of a new file; UINT32_MAX: 0644 or the replaced file's */
+    bool parents;  /* make missing directories (0755) */
+};
+
+struct guest_write_events {
+    void (*room)(void *arg); /* more data may be given */
+    void (*done)(void *arg, const struct error *err, const struct guest_stat *st); /* once, last */
+};
+
+/* Writes a file atomically: a temporary file beside it, renamed over the path at commit. */
+int guest_file_write(struct guest *g, const struct guest_write *w, const struct guest_write_events *events,
+                     void *arg, struct guest_file **ret, struct error *err);
+
+/* Returns how many bytes were taken; fewer than n: wait for room. */
+size_t guest_file_push(struct guest_file *f, const void *data, size_t n);
+
+/* All bytes were given: fsync, rename, then done. */
+void guest_file_commit(struct guest_file *f);
+
+/* Ends a read or write (an uncommitted write leaves nothing behind) and frees the object. Always
+ * called by the owner, also after done. No callback follows. */
+void guest_file_close(struct guest_file *f);
+
+/* Removes a file or directory (recursive: with all in it); makes a directory (0755, parents as asked). */
+void guest_file_remove(struct guest *g, const char *user, const char *path, bool recursive, guest_done done,
+                       void *arg);
+void guest_file_mkdir(struct guest *g, const char *user, const char *path, bool parents, guest_done done,
+                      void *arg);

@@ -1,0 +1,153 @@
+/* The HTTP server: libmicrohttpd inside the event loop, a table of routes, problem details.
+ *
+ * Everything runs on the loop's thread. A handler is called once, when the head of the request (and, for
+ * ROUTE_JSON, its whole body) is there; it answers then or later, exactly once. The request stays valid until
+ * it has been answered and `finished` has been called, also when the client goes away meanwhile. */
+#pragma once
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/error.h"
+#include "loop/loop.h"
+
+struct http_server;
+struct http_request;
+
+enum http_role { ROLE_NONE, ROLE_VIEWER, ROLE_USER, ROLE_ADMIN }; /* rising; NONE: no key needed */
+
+enum http_body {
+    BODY_NONE,   /* a body is refused (400), an empty one is fine */
+    BODY_JSON,   /* read whole (limit: JSON_BODY_MAX or the route's), parsed strictly before the handler */
+    BODY_STREAM, /* given piece by piece, see http_body_start */
+};
+
+struct http_route {
+    const char *method;  /* "GET"; a GET route answers HEAD too */
+    const char *pattern; /* "/v1/sandboxes/{id}/pause"; "{x...}" as last segment takes the rest */
+    void (*handler)(struct http_request *r, void *arg);
+    void *arg;
+    enum http_role role;
+    enum http_body body;
+    size_t body_max;     /* 0: default */
+    const char *summary; /* one line; also the OpenAPI summary */
+    const char *query;   /* names of query parameters accepted, "limit,cursor"; NULL: none. "*": any. Others:
+                            400 unknown_field.   A name ending in '.' is a prefix ("metadata.") */
+    const char *request_schema; /* OpenAPI component names; NULL: none */
+    const char *response_schema;
+    unsigned success; /* documented success status */
+};
+
+/* Who asks, from the key; filled by the authenticator. */
+struct http_principal {
+    char key_id[24];
+    char project[64];
+    enum http_role role;
+};
+
+struct http_config {
+    const char *listen; /* "127.0.0.1:7780", "[::1]:0" */
+    int listen_fd;      /* an already listening socket (owned from success on), or -1 to bind `listen` */
+    unsigned connections_max; /* default 4096 */
+    unsigned idle_timeout_s;  /* keep-alive, default 620 */
+    /* Checks a credential ("Bearer x", X-API-Key); 0 and *ret, or ERROR_UNAUTHORIZED / ERROR_TOKEN_EXPIRED.
+     */
+    int (*authenticate)(void *arg, const char *key, struct http_principal *ret, struct error *err);
+    /* Idempotency: see http/idempotency.h; NULL: header accepted and ignored (tests). */
+    struct idempotency *idempotency;
+    /* After every answer, for metrics and the access log; may be NULL. */
+    void (*answered)(void *arg, const struct http_request *r, unsigned status, double seconds);
+    void *arg;
+};
+
+int http_create(struct loop *l, const struct http_config *config, struct http_server **ret,
+                struct error *err);
+
+/* Adds routes; before http_start. The table must outlive the server. */
+void http_routes(struct http_server *s, const struct http_route *routes, size_t n);
+
+/* Walks all routes, for the OpenAPI document and tests; NULL at the end. */
+const struct http_route *http_route_at(const struct http_server *s, size_t index);
+
+int http_start(struct http_server *s, struct error *err);
+unsigned http_port(const struct http_server *s);
+
+/* Stops accepting, ends connections (streams are cut), frees. NULL is accepted. */
+void http_destroy(struct http_server *s);
+
+/* --- reading a request --- */
+const char *http_method(const struct http_request *r);
+const char *http_path(const struct http_request *r); /* percent-decoded, validated UTF-8 */
+const struct http_route *http_request_route(const struct http_request *r); /* NULL when none matched */
+const char *http_param(const struct http_request *r,
+                       const char *name); /* path segment "{name}", decoded; NULL: no such name */
+const char *http_query(const struct http_request *r, const char *name); /* decoded; NULL when absent */
+int http_query_u64(const struct http_request *r, const char *name, uint64_t min, uint64_t max,
+                   uint64_t fallback, uint64_t *ret, struct error *err);
+/* Calls fn for each query parameter; non-zero stops and is returned. */
+int http_query_each(const struct http_request *r, int (*fn)(void *arg, const char *name, const char *value),
+                    void *arg);
+const char *http_header(const struct http_request *r, const char *name);
+const struct http_principal *http_principal(const struct http_request *r);
+const json_t *
+http_json(const struct http_request *r); /* BODY_JSON: the parsed body; NULL when it was empty */
+struct loop *http_loop(const struct http_request *r);
+
+/* Handler's own state for the time of the request; finished (may be NULL) is called once, when the request is
+ * over: answered completely, or the client is gone. No other callback follows it. */
+void http_set_data(struct http_request *r, void *data, void (*finished)(void *data, bool aborted));
+void *http_data(const struct http_request *r);
+
+/* --- answering whole --- */
+/* Adds a header to the answer. Values with control bytes are refused (dropped). */
+void http_add_header(struct http_request *r, const char *name, const char *value);
+void http_reply_json(struct http_request *r, unsigned status, json_t *body /* stolen */);
+void http_reply_text(struct http_request *r, unsigned status, const char *content_type, const void *data,
+                     size_t n); /* copied */
+void http_reply_empty(struct http_request *r, unsigned status);
+/* application/problem+json by the error table; Retry-After with 429 and 503. */
+void http_reply_error(struct http_request *r, const struct error *err);
+
+/* --- a body in pieces (BODY_STREAM) --- */
+struct http_body_events {
+    /* Bytes of the body; returns how many were taken. Fewer than n: the connection rests until
+     * http_body_resume. */
+    size_t (*data)(struct http_request *r, const void *data, size_t n);
+    void (*end)(struct http_request *r); /* the whole body has been given */
+};
+void http_body_start(struct http_request *r, const struct http_body_events *events); /* from the handler */
+void http_body_resume(struct http_request *r);
+/* Bytes the client announced (Content-Length), UINT64_MAX when chunked. */
+uint64_t http_body_length(const struct http_request *r);
+
+/* --- an answer in pieces --- */
+/* fill: puts up to max bytes at to and returns the count; 0: nothing now (http_stream_wake when there is);
+ * -1: the end; -2: broken, the connection is cut so that the client sees an error. length UINT64_MAX:
+ * chunked. */
+void http_stream_start(struct http_request *r, unsigned status, const char *content_type, uint64_t length,
+                       ssize_t (*fill)(struct http_request *r, void *to, size_t max));
+void http_stream_wake(struct http_request *r);
+
+/* --- WebSocket (RFC 6455 handshake; frames by wslay) --- */
+struct http_ws;
+struct http_ws_events {
+    /* A whole message (text or binary), at most message_max bytes. */
+    void (*message)(struct http_ws *ws, bool text, const void *data, size_t n);
+    void (*room)(struct http_ws *ws);                  /* queued output fell below half of its bound */
+    void (*closed)(struct http_ws *ws, unsigned code); /* once, last; ws is freed after it */
+};
+/* Whether the request asks for an upgrade offering this subprotocol. */
+bool http_ws_wanted(const struct http_request *r, const char *protocol);
+/* Accepts; the request is answered by this. Pings every 30 s; a peer silent for 90 s is dropped. */
+void http_ws_accept(struct http_request *r, const char *protocol, size_t message_max,
+                    const struct http_ws_events *events, void *arg,
+                    void (*opened)(struct http_ws *ws, void *arg));
+void *http_ws_arg(const struct http_ws *ws);
+/* Queues a message made of two parts (header and data). False when the bound (1 MiB queued) is reached: wait
+ * for room. */
+bool http_ws_send(struct http_ws *ws, bool text, const void *head, size_t head_n, const void *data, size_t n);
+size_t http_ws_room(const struct http_ws *ws); /* bytes that may be queued now */
+void http_ws_close(struct http_ws *ws, unsigned code,
+                   const char *reason); /* after what is queued; then closed() */

@@ -1,0 +1,44 @@
+/* Strict reading of JSON objects (jansson) from clients: each field by a table, unknown ones refused, every
+ * refusal names the field. */
+#pragma once
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/error.h"
+
+#define JSON_BODY_MAX (1024 * 1024) /* bytes of a JSON request body, unless a route says otherwise */
+
+/* Parses text of n bytes into *ret (owned by the caller). Duplicate keys, NUL in strings, depth over 32 and
+ * trailing text are ERROR_MALFORMED with line and column. */
+int json_parse(const char *text, size_t n, json_t **ret, struct error *err);
+
+enum json_kind {
+    JSON_KIND_STRING,
+    JSON_KIND_INTEGER,
+    JSON_KIND_BOOL,
+    JSON_KIND_OBJECT,
+    JSON_KIND_ARRAY,
+    JSON_KIND_STRING_MAP,
+    JSON_KIND_STRING_LIST
+};
+
+struct json_field {
+    const char *name;
+    enum json_kind kind;
+    bool required;
+    int64_t min, max; /* integer: value; string: bytes (max 0: 1024); map, list: entries */
+    /* Where the value goes, by kind: const char ** (borrowed from the object), int64_t *, bool *, const
+     * json_t **. Left alone when the field is absent or null. */
+    void *to;
+};
+
+/* Reads all fields of obj; path is "" or the dotted path of obj in the body, for messages. ERROR_INVALID when
+ * obj is not an object. */
+int json_read(const json_t *obj, const char *path, const struct json_field *fields, size_t n,
+              struct error *err);
+
+/* "2026-..." string from wall milliseconds; JSON null for 0. New reference. */
+json_t *json_time(int64_t wall_ms);

@@ -1,0 +1,157 @@
+/* Sandboxes and operations: the controller.
+ *
+ * Owns every sandbox's life: one enum of states, one transition table, one transition function
+ * (sandbox/state.h); desired and observed state; the operation that is under way; lifecycle policy timers;
+ * adoption after a restart. Drives golden/, vm/ and guest/. Requests are synchronous in memory: they validate
+ * everything, change memory, put records to the store, and return the operation; the caller replies after
+ * store_commit. Work goes on by events. Pointers to sandboxes and operations are valid until the next
+ * turn of the loop unless a watch is held. */
+#pragma once
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/error.h"
+#include "base/id.h"
+#include "broker/broker.h"
+#include "golden/golden.h"
+#include "guest/guest.h"
+#include "loop/loop.h"
+#include "sandbox/state.h"
+#include "store/store.h"
+#include "vm/vm.h"
+
+struct sandboxes;
+struct sandbox;
+struct operation;
+
+/* What the controller needs to know of templates: resolves "name", "name:tag", "name@sha256:hex".
+ * Writes the digest (hex64) and the release's minimum disk size. */
+typedef int (*sandbox_resolve)(void *arg, const char *ref, char ret_digest[BROKER_DIGEST_SIZE],
+                               uint32_t *ret_disk_mib, struct error *err);
+
+/* What happens to a sandbox that others follow (sessions, events, metrics). `from` == `to` for other
+ * changes (PATCH). Called after memory changed. */
+typedef void (*sandbox_changed)(void *arg, const struct sandbox *sb, enum sandbox_state from,
+                                enum sandbox_state to);
+
+/* An operation was made or changed. */
+typedef void (*operation_changed)(void *arg, const struct operation *op);
+
+/* The guest link of a sandbox: for sessions to start and adopt processes. Called with g when a (new) link
+ * object exists and its identity is confirmed, or for an adopted sandbox before it is synchronised; with NULL
+ * just before it is destroyed (why: typed reason for clients). */
+typedef void (*sandbox_guest)(void *arg, const struct sandbox *sb, struct guest *g, const struct error *why);
+
+struct sandboxes_config {
+    struct loop *loop;
+    struct store *store;
+    struct broker *broker;
+    struct vm_engine *engine;
+    struct golden *golden;
+    sandbox_resolve resolve;
+    void *resolve_arg;
+    char platform[BROKER_DIGEST_SIZE];
+    unsigned max_sandboxes;  /* alive at once; default 256 */
+    uint64_t max_memory_mib; /* sum over running ones; 0: no limit */
+    uint32_t default_vcpus, default_memory_mib, default_disk_mib;
+    uint32_t max_vcpus, max_memory_mib_each, max_disk_mib;
+    unsigned retention_s; /* deleted sandboxes and finished operations are kept this long */
+};
+
+int sandboxes_create(const struct sandboxes_config *config, struct sandboxes **ret, struct error *err);
+
+/* Leaves VMs running and disconnects. NULL is accepted. */
+void sandboxes_destroy(struct sandboxes *s);
+
+/* Observers; several may be added, before sandboxes_start. NULL functions are skipped. */
+void sandboxes_observe(struct sandboxes *s, sandbox_changed changed, operation_changed op_changed,
+                       sandbox_guest guest, void *arg);
+
+/* Loads the store, asks the broker what lives, adopts running VMs, finishes or fails interrupted operations
+ * truthfully, removes leftovers nobody owns. done when the first pass is over (then /readyz is 200). */
+void sandboxes_start(struct sandboxes *s, void (*done)(void *arg, const struct error *err), void *arg);
+
+/* --- requests --- */
+
+/* Body as in the API (already parsed JSON object); every field is checked here, unknown ones refused. */
+int sandboxes_new(struct sandboxes *s, const json_t *body, const char *project, struct sandbox **ret,
+                  struct operation **ret_op, struct error *err);
+
+enum sandbox_verb {
+    SANDBOX_DELETE,
+    SANDBOX_PAUSE,
+    SANDBOX_RESUME,
+    SANDBOX_STOP,
+    SANDBOX_START,
+    SANDBOX_WAKE,
+    SANDBOX_VERBS
+};
+const char *sandbox_verb_name(enum sandbox_verb verb); /* "delete" */
+
+/* Asks for a verb. The same verb under way: its operation again. Already there: a finished operation,
+ * *ret_already true. A conflicting operation under way: ERROR_CONFLICT with its id (delete is never refused
+ * for that: it supersedes). body: NULL or an empty object. */
+int sandboxes_verb(struct sandboxes *s, struct sandbox *sb, enum sandbox_verb verb, struct operation **ret_op,
+                   bool *ret_already, struct error *err);
+
+/* PATCH: name, metadata, lifecycle. All or nothing. */
+int sandboxes_patch(struct sandboxes *s, struct sandbox *sb, const json_t *body, struct error *err);
+
+struct sandbox *sandboxes_find(struct sandboxes *s, const char *id); /* also deleted ones, while retained */
+struct operation *operations_find(struct sandboxes *s, const char *id);
+
+/* In order of creation, newest first; start after the object with this id (NULL: from the start). */
+struct sandbox *sandboxes_next(struct sandboxes *s, const struct sandbox *after);
+struct operation *operations_next(struct sandboxes *s, const struct operation *after);
+
+/* --- reading --- */
+const char *sandbox_id(const struct sandbox *sb);
+const char *sandbox_project(const struct sandbox *sb);
+const char *sandbox_name(const struct sandbox *sb); /* "" when it has none */
+enum sandbox_state sandbox_state(const struct sandbox *sb);
+const char *sandbox_template_ref(const struct sandbox *sb);
+const char *sandbox_digest(const struct sandbox *sb);
+const json_t *sandbox_metadata(const struct sandbox *sb);
+const json_t *sandbox_env(const struct sandbox *sb); /* object of strings: environment of every command */
+bool sandbox_auto_wake(const struct sandbox *sb);
+struct guest *sandbox_guest_link(const struct sandbox *sb); /* NULL unless running */
+json_t *sandbox_json(const struct sandbox *sb);             /* new reference; as in the API */
+json_t *operation_json(const struct operation *op);         /* new reference */
+const char *operation_id(const struct operation *op);
+const char *operation_sandbox_id(const struct operation *op);
+bool operation_finished(const struct operation *op);
+const char *operation_status(const struct operation *op);
+const char *operation_kind(const struct operation *op);
+double operation_seconds(const struct operation *op); /* from creation to end, 0 while it runs */
+
+/* Activity for the idle timer: something used the sandbox now. busy +1/-1: a foreground command, an attached
+ * session or a proxied request holds it awake. */
+void sandbox_touch(struct sandboxes *s, struct sandbox *sb);
+void sandbox_busy(struct sandboxes *s, struct sandbox *sb, int delta);
+
+/* Calls back once when the operation has finished or after wait_ms; at once (not inside the call) when it has
+ * finished already. Returns a handle for operation_wait_cancel. The operation pointer given is valid in the
+ * call; it may be NULL when it was forgotten meanwhile. */
+struct operation_wait;
+struct operation_wait *operation_wait(struct sandboxes *s, struct operation *op, unsigned wait_ms,
+                                      void (*fn)(void *arg, struct operation *op), void *arg);
+void operation_wait_cancel(struct operation_wait *w);
+
+/* Calls back once when the sandbox is running with its guest link ready (waking it when auto_wake allows), or
+ * with a typed error: ERROR_CONFLICT when it is in a state that cannot run now, ERROR_GONE when deleted or
+ * failed, ERROR_TIMEOUT. */
+struct sandbox_ready;
+struct sandbox_ready *sandbox_when_running(struct sandboxes *s, struct sandbox *sb, unsigned wait_ms,
+                                           void (*fn)(void *arg, struct sandbox *sb, const struct error *err),
+                                           void *arg);
+void sandbox_ready_cancel(struct sandbox_ready *w);
+
+/* Other modules record operations of their own kind (template builds) in the same registry. sandbox_id may be
+ * "". */
+int operations_new(struct sandboxes *s, const char *kind, const char *sandbox_id, struct operation **ret,
+                   struct error *err);
+void operation_progress(struct sandboxes *s, struct operation *op, const char *phase);
+/* result is stolen (may be NULL); err NULL: succeeded. */
+void operation_finish(struct sandboxes *s, struct operation *op, json_t *result, const struct error *err);

@@ -1,0 +1,121 @@
+/* Command sessions, processes, journals.
+ *
+ * A process is one command in one sandbox; its output goes to a journal on disk, addressed by byte offset,
+ * bounded (oldest bytes dropped and counted); its result is stored and is separate from any connection.
+ * A session is the authorization to attach: an expiring token for one process. Readers follow a
+ * journal each at its own offset and pace. Everything on the loop's thread. */
+#pragma once
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/error.h"
+#include "base/id.h"
+#include "guest/guest.h"
+#include "loop/loop.h"
+#include "sandbox/sandbox.h"
+#include "store/store.h"
+
+struct sessions;
+struct session;
+struct process;
+
+enum process_state { PROCESS_CREATED, PROCESS_RUNNING, PROCESS_EXITED };
+
+struct sessions_config {
+    struct loop *loop;
+    struct store *store;
+    struct sandboxes *sandboxes;
+    const char *journal_dir;        /* DIR/<sandbox>/<process>.{stdout,stderr}; copied */
+    uint64_t journal_default_bytes; /* each stream; default 64 MiB */
+    uint64_t journal_max_bytes;     /* largest journal_mib a client may ask; default 1 GiB */
+    unsigned token_ttl_s;           /* default 3600 */
+    unsigned max_processes;         /* known per sandbox, default 4096; oldest exited ones are forgotten */
+    unsigned max_live;              /* running per sandbox, default 256 */
+    unsigned max_readers;           /* over all, default 4096 */
+};
+
+/* Registers with sandboxes_observe; call before sandboxes_start. Loads the store in sessions_start. */
+int sessions_create(const struct sessions_config *config, struct sessions **ret, struct error *err);
+int sessions_start(struct sessions *s, struct error *err); /* before sandboxes_start */
+void sessions_destroy(struct sessions *s);                 /* journals are flushed; NULL is accepted */
+
+/* POST .../sessions: checks the body (api.md), makes process and session, puts records. With "start":"now"
+ * the process starts as soon as the sandbox runs. *ret_token: new heap string. */
+int sessions_new(struct sessions *s, struct sandbox *sb, const json_t *body, struct session **ret,
+                 char **ret_token, struct error *err);
+
+/* POST .../processes/{pr}/sessions: a further session for a process. */
+int sessions_for_process(struct sessions *s, struct process *p, struct session **ret, char **ret_token,
+                         struct error *err);
+
+/* POST .../exec: like sessions_new but starts at once, without a session. Fields pty, start, and stdin are
+ * refused; stdin_b64 is fed and closed. */
+int sessions_exec(struct sessions *s, struct sandbox *sb, const json_t *body, struct process **ret,
+                  struct error *err);
+
+/* Checks a token in constant time: ERROR_NOT_FOUND (no such session), ERROR_UNAUTHORIZED,
+ * ERROR_TOKEN_EXPIRED, ERROR_GONE. */
+int sessions_attach(struct sessions *s, const char *session_id, const char *token, struct process **ret,
+                    struct error *err);
+
+struct process *processes_find(struct sessions *s, const char *sandbox_id, const char *process_id);
+struct process *processes_next(struct sessions *s, const char *sandbox_id,
+                               const struct process *after); /* newest first */
+json_t *process_json(const struct process *p);               /* new reference, as in api.md */
+json_t *process_result_json(
+    const struct process *p); /* new reference: the result object; JSON null while there is none */
+json_t *session_json(const struct session *se); /* {id, process_id, sandbox_id, created_at} */
+int64_t session_expires_ms(const struct session *se);
+const char *session_id(const struct session *se);
+const char *process_id(const struct process *p);
+const char *process_sandbox_id(const struct process *p);
+enum process_state process_state(const struct process *p);
+uint32_t process_pid(const struct process *p);
+
+/* Starts a created process (first attach does it). Repeating is success. */
+int process_start(struct process *p, struct error *err);
+
+/* Input and control; ERROR_CONFLICT when the process has no open stdin, no pty, or is not running. */
+int process_stdin(struct process *p, const void *data, size_t n, size_t *ret_taken, struct error *err);
+int process_stdin_close(struct process *p, struct error *err);
+int process_signal(struct process *p, const char *signal, bool tree,
+                   void (*done)(void *arg, const struct error *err), void *arg, struct error *err);
+int process_resize(struct process *p, uint64_t rows, uint64_t cols, struct error *err);
+
+/* --- readers --- */
+struct process_reader;
+struct process_reader_events {
+    void (*started)(void *arg, uint32_t pid); /* at once (next turn) when it runs already */
+    void (*gap)(void *arg, enum guest_stream stream, uint64_t from, uint64_t to);
+    /* Returns how many bytes were taken; fewer than n: the reader rests until process_reader_resume. */
+    size_t (*output)(void *arg, enum guest_stream stream, uint64_t offset, const void *data, size_t n);
+    void (*result)(void *arg, const json_t *result); /* once, last, after all output */
+    void (*interrupted)(void *arg, const char *reason,
+                        const char *message); /* sandbox stopped, paused etc.: no result now; last */
+    void (*stdin_room)(void *arg);            /* process_stdin took less before */
+};
+
+/* Follows from these offsets (beyond the end: ERROR_RANGE; dropped bytes: gap). Streams interleave in arrival
+ * order where both are live. Pacing: while readers are attached the process is held back so that the fastest
+ * reader loses nothing; without readers the oldest bytes go. */
+int process_reader_open(struct process *p, uint64_t stdout_offset, uint64_t stderr_offset,
+                        const struct process_reader_events *events, void *arg, struct process_reader **ret,
+                        struct error *err);
+void process_reader_resume(struct process_reader *r);
+void process_reader_close(struct process_reader *r); /* NULL is accepted; no callback follows */
+
+/* Reads journalled bytes now: at most n from offset; *ret_offset is where they really start (after dropped
+ * ones), *ret_end the end of the stream so far. Blocking only on the page cache. */
+int process_output(struct process *p, enum guest_stream stream, uint64_t offset, void *to, size_t n,
+                   size_t *ret_n, uint64_t *ret_offset, uint64_t *ret_end, struct error *err);
+
+/* Calls back once when the process has exited, or after wait_ms. */
+struct process_wait;
+struct process_wait *process_wait(struct process *p, unsigned wait_ms,
+                                  void (*fn)(void *arg, struct process *p), void *arg);
+void process_wait_cancel(struct process_wait *w);
+
+/* Numbers for metrics. */
+void sessions_count(const struct sessions *s, unsigned *ret_live, unsigned *ret_readers);
