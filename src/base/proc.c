@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/close_range.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -79,6 +80,8 @@ static int place_fds(const struct proc_spawn *s)
     for (int i = 0; i < count; i++)
         if (dup2(from[i], i) < 0)
             return -1;
+    /* Whatever this process itself inherited without close-on-exec stops here. */
+    (void)syscall(SYS_close_range, count, ~0U, CLOSE_RANGE_CLOEXEC);
     return 0;
 }
 

@@ -1,0 +1,82 @@
+#include "unit.h"
+
+#include <errno.h>
+
+#include "base/cleanup.h"
+
+static void test_set_returns_the_code(void **state)
+{
+    (void)state;
+    struct error err = ERROR_INIT;
+    assert_int_equal(error_set(&err, ERROR_NOT_FOUND, "no %s", "thing"), ERROR_NOT_FOUND);
+    assert_int_equal(err.code, ERROR_NOT_FOUND);
+    assert_string_equal(err.message, "no thing");
+    assert_string_equal(err.field, "");
+    assert_int_equal(error_set(NULL, ERROR_INVALID, "x"), ERROR_INVALID);
+}
+
+static void test_field_is_kept_and_cut(void **state)
+{
+    (void)state;
+    struct error err = ERROR_INIT;
+    (void)error_field(&err, ERROR_INVALID, "resources.memory_mib", "is %d", 3);
+    assert_string_equal(err.field, "resources.memory_mib");
+    char longer[300];
+    memset(longer, 'x', sizeof(longer) - 1);
+    longer[sizeof(longer) - 1] = '\0';
+    (void)error_field(&err, ERROR_INVALID, longer, "%s%s%s", longer, longer, longer);
+    assert_int_equal(strlen(err.field), ERROR_FIELD_MAX - 1);
+    assert_int_equal(strlen(err.message), ERROR_MESSAGE_MAX - 1);
+}
+
+static void test_errno_picks_the_typed_code(void **state)
+{
+    (void)state;
+    struct error err = ERROR_INIT;
+    assert_int_equal(error_errno(&err, ERROR_INTERNAL, ENOSPC, "write %s", "f"), ERROR_NO_SPACE);
+    assert_string_equal(err.message, "write f: No space left on device");
+    assert_int_equal(error_errno(NULL, ERROR_INTERNAL, ENOMEM, "x"), ERROR_NO_MEMORY);
+    assert_int_equal(error_errno(NULL, ERROR_NOT_FOUND, ENOENT, "x"), ERROR_NOT_FOUND);
+}
+
+static void test_wrap_puts_context_first(void **state)
+{
+    (void)state;
+    struct error err = ERROR_INIT;
+    (void)error_set(&err, ERROR_TIMEOUT, "too slow");
+    assert_int_equal(error_wrap(&err, "guest %d", 7), ERROR_TIMEOUT);
+    assert_string_equal(err.message, "guest 7: too slow");
+    assert_int_equal(error_wrap(NULL, "x"), ERROR_INTERNAL);
+}
+
+static void test_table_is_whole_and_unique(void **state)
+{
+    (void)state;
+    int code;
+    unsigned status;
+    const char *slug;
+    const char *title;
+    size_t n = 0;
+    int seen = 0;
+    for (; error_table(n, &code, &status, &slug, &title); n++) {
+        assert_true(code < 0 && code > -64);
+        assert_int_equal(error_status(code), status);
+        assert_string_equal(error_slug(code), slug);
+        assert_string_equal(error_title(code), title);
+        assert_true(status >= 400 && status < 600);
+        seen++;
+    }
+    assert_int_equal(seen, -ERROR_HEADER_TOO_LARGE);
+    assert_int_equal(error_status(-9999), 500);
+    assert_string_equal(error_slug(12), "internal");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_set_returns_the_code),       cmocka_unit_test(test_field_is_kept_and_cut),
+        cmocka_unit_test(test_errno_picks_the_typed_code), cmocka_unit_test(test_wrap_puts_context_first),
+        cmocka_unit_test(test_table_is_whole_and_unique),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
