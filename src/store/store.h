@@ -32,13 +32,18 @@ enum store_kind {
  * for a database of a newer version; a corrupt one is ERROR_INTERNAL and is left alone. */
 int store_open(struct loop *l, const char *path, struct store **ret, struct error *err);
 
-/* Writes what is queued (blocking) and closes. NULL is accepted. */
+/* Writes what is queued (blocking) and closes; commit callbacks still waiting are not called. NULL is
+ * accepted. */
 void store_close(struct store *s);
 
 /* Queues a write; body is serialised now and not kept. Never fails towards the caller: a failing disk makes
  * the next commits fail and the daemon stops accepting changes (store_healthy). */
 void store_put(struct store *s, enum store_kind kind, const char *id, const char *parent, const json_t *body);
 void store_delete(struct store *s, enum store_kind kind, const char *id);
+
+/* Queues the removal of all records of a kind below a parent: those stored and those queued before this
+ * call, not those put after it. */
+void store_delete_children(struct store *s, enum store_kind kind, const char *parent);
 
 /* done(arg, NULL) when all queued writes so far are durable; at once (but not inside the call) when none
  * is queued; with an error (ERROR_NO_SPACE, ERROR_INTERNAL) when they could not be written: then they stay
@@ -48,8 +53,8 @@ void store_commit(struct store *s, void (*done)(void *arg, const struct error *e
 /* Forgets the callbacks that were given this arg. */
 void store_commit_cancel(struct store *s, void *arg);
 
-/* Reads all records of a kind in order of id; blocking, for the start of the daemon. fn returning non-zero
- * stops. */
+/* Reads all committed records of a kind in order of id; blocking, for the start of the daemon. fn may queue
+ * writes; returning non-zero stops. */
 int store_each(struct store *s, enum store_kind kind,
                int (*fn)(void *arg, const char *id, const char *parent, const json_t *body), void *arg,
                struct error *err);
