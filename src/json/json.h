@@ -29,7 +29,9 @@ struct json_field {
     const char *name;
     enum json_kind kind;
     bool required;
-    int64_t min, max; /* integer: value; string: bytes (max 0: 1024); map, list: entries */
+    int64_t min, max; /* integer: value (both 0: any); string: bytes (max 0: 1024); array, map, list:
+                         entries (max 0: 256). A string in a map or list has at most 64 KiB, a name in
+                         a map 1 to 256 bytes. */
     /* Where the value goes, by kind: const char ** (borrowed from the object), int64_t *, bool *, const
      * json_t **. Left alone when the field is absent or null. */
     void *to;
