@@ -15,6 +15,8 @@
 
 struct http_server;
 struct http_request;
+struct store;
+struct idempotency;
 
 enum http_role { ROLE_NONE, ROLE_VIEWER, ROLE_USER, ROLE_ADMIN }; /* rising; NONE: no key needed */
 
@@ -96,7 +98,10 @@ http_json(const struct http_request *r); /* BODY_JSON: the parsed body; NULL whe
 struct loop *http_loop(const struct http_request *r);
 
 /* Handler's own state for the time of the request; finished (may be NULL) is called once, when the request is
- * over: answered completely, or the client is gone. No other callback follows it. */
+ * over: answered completely, or the client is gone. No other callback follows it.
+ * aborted: the client went away or the server stops. When that comes before the answer, a request with a
+ * `finished` function ends there: answer nothing any more, r is gone after it. A request without one stays
+ * valid until it is answered. After http_ws_accept, finished(data, false) comes right after `opened`. */
 void http_set_data(struct http_request *r, void *data, void (*finished)(void *data, bool aborted));
 void *http_data(const struct http_request *r);
 
@@ -107,6 +112,9 @@ void http_reply_json(struct http_request *r, unsigned status, json_t *body /* st
 void http_reply_text(struct http_request *r, unsigned status, const char *content_type, const void *data,
                      size_t n); /* copied */
 void http_reply_empty(struct http_request *r, unsigned status);
+/* The answer to a change: sent when everything put to the store so far is durable; a problem (500, 507) when
+ * it could not be written. The record of an Idempotency-Key is part of the same transaction. body: stolen. */
+void http_reply_after_commit(struct http_request *r, struct store *store, unsigned status, json_t *body);
 /* application/problem+json by the error table; Retry-After with 429 and 503. */
 void http_reply_error(struct http_request *r, const struct error *err);
 
@@ -151,3 +159,7 @@ bool http_ws_send(struct http_ws *ws, bool text, const void *head, size_t head_n
 size_t http_ws_room(const struct http_ws *ws); /* bytes that may be queued now */
 void http_ws_close(struct http_ws *ws, unsigned code,
                    const char *reason); /* after what is queued; then closed() */
+/* Stops reading from the peer, so that it is held back by TCP, and starts again. Messages that had been
+ * received before (at most 4 KiB of them) may still be given after a pause. closed() also comes meanwhile,
+ * when the connection breaks. */
+void http_ws_pause(struct http_ws *ws, bool paused);
