@@ -1,0 +1,345 @@
+#include "spaced/serve.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "api/api.h"
+#include "base/cleanup.h"
+#include "base/clock.h"
+#include "base/fs.h"
+#include "base/str.h"
+#include "broker/broker.h"
+#include "data/data.h"
+#include "golden/golden.h"
+#include "http/idempotency.h"
+
+struct daemon {
+    struct handoff *h;
+    struct loop *loop;
+    struct loop_signal signals;
+    struct broker *broker;
+    struct store *store;
+    struct vm_engine *engine;
+    struct golden *golden;
+    struct templates *templates;
+    struct sandboxes *sandboxes;
+    struct sessions *sessions;
+    struct keys *keys;
+    struct idempotency *idempotency;
+    struct http_server *http;
+    struct api *api;
+    struct data *data;
+    char url[CONFIG_TEXT_MAX + 16];
+    int64_t started_ns;
+    int rc;
+    struct error err;
+};
+
+/* Ends the loop with an error. */
+static void fail(struct daemon *d, const struct error *err)
+{
+    d->rc = err->code;
+    d->err = *err;
+    loop_stop(d->loop);
+}
+
+static void on_signal(struct loop_signal *s, int signo)
+{
+    struct daemon *d = s->arg;
+    LOG(LOG_INFO, "stopping; sandboxes keep running", "signal=%d", signo);
+    loop_stop(d->loop);
+}
+
+static void on_broker_gone(void *arg)
+{
+    struct daemon *d = arg;
+    struct error err = ERROR_INIT;
+    (void)error_set(&err, ERROR_INTERNAL,
+                    "space-privd has ended; sandboxes keep running, start spaced again");
+    fail(d, &err);
+}
+
+static char *path_in(struct daemon *d, const char *name)
+{
+    return str_printf("%s/spaced/%s", d->h->config.state_dir, name);
+}
+
+/* --- the modules, in order of dependency --- */
+
+static int open_store(struct daemon *d, struct error *err)
+{
+    AUTO_FREE char *path = path_in(d, "space.db");
+    if (!path)
+        return error_set(err, ERROR_NO_MEMORY, "out of memory");
+    return store_open(d->loop, path, &d->store, err);
+}
+
+static int open_engine(struct daemon *d, struct error *err)
+{
+    int rc = vm_engine_create(d->loop, d->broker, config_engine(&d->h->config), d->h->kvm_works,
+                              d->h->kvm_why, &d->engine, err);
+    if (rc < 0)
+        return rc;
+    const struct vm_engine_info *info = vm_engine_info(d->engine);
+    LOG(LOG_INFO, "engine", "name=%s acceleration=%s version=%s reason=" LOG_Q, info->name,
+        info->acceleration, info->version, info->reason);
+    return 0;
+}
+
+static int open_golden(struct daemon *d, const char *pool_path, struct error *err)
+{
+    const struct config *c = &d->h->config;
+    struct golden_config config = {.warm_per_golden = (unsigned)c->warm_per_golden,
+                                   .warm_total = (unsigned)c->warm_total,
+                                   .pool_path = pool_path};
+    (void)str_copy(config.platform, sizeof(config.platform), d->h->image.digest);
+    return golden_create(d->loop, d->broker, d->engine, &config, &d->golden, err);
+}
+
+static int open_templates(struct daemon *d, struct error *err)
+{
+    const struct config *c = &d->h->config;
+    AUTO_FREE char *uploads = path_in(d, "uploads");
+    if (!uploads)
+        return error_set(err, ERROR_NO_MEMORY, "out of memory");
+    struct templates_config config = {
+        .loop = d->loop,
+        .store = d->store,
+        .broker = d->broker,
+        .golden = d->golden,
+        .default_shape = {(uint32_t)c->default_vcpus, (uint32_t)c->default_memory_mib,
+                          (uint32_t)c->default_disk_mib},
+        .upload_dir = uploads,
+    };
+    int rc = fs_mkdir_p(uploads, 0700, err);
+    return rc < 0 ? rc : templates_create(&config, &d->templates, err);
+}
+
+/* 80 % of the host's memory, in MiB. */
+static uint64_t memory_default(void)
+{
+    long pages = sysconf(_SC_PHYS_PAGES);
+    long size = sysconf(_SC_PAGESIZE);
+    return pages > 0 && size > 0 ? (uint64_t)pages * (uint64_t)size / 1048576 * 8 / 10 : 0;
+}
+
+static int open_sandboxes(struct daemon *d, struct error *err)
+{
+    const struct config *c = &d->h->config;
+    struct sandboxes_config config = {
+        .loop = d->loop,
+        .store = d->store,
+        .broker = d->broker,
+        .engine = d->engine,
+        .golden = d->golden,
+        .resolve = templates_resolve,
+        .resolve_arg = d->templates,
+        .max_sandboxes = (unsigned)c->max_sandboxes,
+        .max_memory_mib = c->memory_limit_mib ? c->memory_limit_mib : memory_default(),
+        .default_vcpus = (uint32_t)c->default_vcpus,
+        .default_memory_mib = (uint32_t)c->default_memory_mib,
+        .default_disk_mib = (uint32_t)c->default_disk_mib,
+        .max_vcpus = (uint32_t)c->max_vcpus,
+        .max_memory_mib_each = (uint32_t)c->max_memory_mib,
+        .max_disk_mib = (uint32_t)c->max_disk_mib,
+        .retention_s = (unsigned)c->retention_s,
+    };
+    (void)str_copy(config.platform, sizeof(config.platform), d->h->image.digest);
+    return sandboxes_create(&config, &d->sandboxes, err);
+}
+
+static int open_sessions(struct daemon *d, struct error *err)
+{
+    const struct config *c = &d->h->config;
+    AUTO_FREE char *journals = path_in(d, "journals");
+    if (!journals)
+        return error_set(err, ERROR_NO_MEMORY, "out of memory");
+    struct sessions_config config = {
+        .loop = d->loop,
+        .store = d->store,
+        .sandboxes = d->sandboxes,
+        .journal_dir = journals,
+        .journal_default_bytes = c->journal_mib << 20,
+        .token_ttl_s = (unsigned)c->token_ttl_s,
+    };
+    int rc = fs_mkdir_p(journals, 0700, err);
+    return rc < 0 ? rc : sessions_create(&config, &d->sessions, err);
+}
+
+static int open_keys(struct daemon *d, struct error *err)
+{
+    int rc = keys_create(d->store, &d->keys, err);
+    if (rc == 0 && d->h->dev_key[0])
+        rc = keys_add_static(d->keys, d->h->dev_key, ROLE_ADMIN, err);
+    return rc;
+}
+
+static void answered(void *arg, const struct http_request *r, unsigned status, double seconds)
+{
+    struct daemon *d = arg;
+    if (d->api)
+        api_observe_answer(d->api, r, status, seconds);
+    LOG(LOG_DEBUG, "request", "method=%s path=" LOG_Q " status=%u ms=%.1f", http_method(r), http_path(r),
+        status, seconds * 1000);
+}
+
+static int authenticate(void *arg, const char *key, struct http_principal *ret, struct error *err)
+{
+    struct daemon *d = arg;
+    return keys_authenticate(d->keys, key, ret, err);
+}
+
+static int open_http(struct daemon *d, struct error *err)
+{
+    int rc = idempotency_create(d->loop, d->store, &d->idempotency, err);
+    if (rc < 0)
+        return rc;
+    struct http_config config = {
+        .listen = d->h->config.listen,
+        .listen_fd = d->h->listen_fd,
+        .authenticate = authenticate,
+        .idempotency = d->idempotency,
+        .answered = answered,
+        .arg = d,
+    };
+    return http_create(d->loop, &config, &d->http, err);
+}
+
+static int open_api(struct daemon *d, struct error *err)
+{
+    struct api_config config = {
+        .loop = d->loop,
+        .http = d->http,
+        .store = d->store,
+        .broker = d->broker,
+        .sandboxes = d->sandboxes,
+        .sessions = d->sessions,
+        .templates = d->templates,
+        .golden = d->golden,
+        .engine = d->engine,
+        .keys = d->keys,
+        .kernel_release = d->h->image.kernel_release,
+    };
+    return api_create(&config, &d->api, err);
+}
+
+/* "http://127.0.0.1:7780": the configured public URL, or the listen address with the port really bound. */
+static void set_url(struct daemon *d)
+{
+    const struct config *c = &d->h->config;
+    int host = (int)(strrchr(c->listen, ':') - c->listen);
+    (void)snprintf(d->url, sizeof(d->url), "http://%.*s:%u", host, c->listen, http_port(d->http));
+}
+
+static int open_data(struct daemon *d, struct error *err)
+{
+    const char *public_url = d->h->config.public_url;
+    set_url(d);
+    struct data_config config = {
+        .loop = d->loop,
+        .http = d->http,
+        .sandboxes = d->sandboxes,
+        .sessions = d->sessions,
+        .public_url = *public_url ? public_url : d->url,
+    };
+    return data_create(&config, &d->data, err);
+}
+
+static void on_started(void *arg, const struct error *err)
+{
+    struct daemon *d = arg;
+    if (err) {
+        fail(d, err);
+        return;
+    }
+    api_set_ready(d->api);
+    LOG(LOG_INFO, "ready", "url=%s took_ms=%lld", d->url,
+        (long long)((clock_mono_ns() - d->started_ns) / CLOCK_NS_PER_MS));
+    (void)printf("spaced: ready on %s\n", d->url);
+    (void)fflush(stdout);
+}
+
+static int open_all(struct daemon *d, const char *pool_path, struct error *err)
+{
+    static int (*const steps[])(struct daemon *, struct error *) = {
+        open_templates, open_sandboxes, open_sessions, open_keys, open_http, open_api, open_data};
+    int rc = open_store(d, err);
+    if (rc == 0)
+        rc = open_engine(d, err);
+    if (rc == 0)
+        rc = open_golden(d, pool_path, err);
+    for (size_t i = 0; rc == 0 && i < ARRAY_LEN(steps); i++)
+        rc = steps[i](d, err);
+    if (rc == 0)
+        rc = templates_start(d->templates, d->sandboxes, err);
+    if (rc == 0)
+        rc = sessions_start(d->sessions, err);
+    if (rc == 0)
+        rc = http_start(d->http, err);
+    return rc;
+}
+
+static void on_info(void *arg, const struct error *err, const struct broker_info *info)
+{
+    struct daemon *d = arg;
+    if (err) {
+        fail(d, err);
+        return;
+    }
+    LOG(LOG_INFO, "pool", "kind=%s path=" LOG_Q " free_mib=%llu cgroups=%s", info->pool_kind, info->pool_path,
+        (unsigned long long)(info->pool_free_bytes >> 20), info->cgroup_mode);
+    if (!info->reflink)
+        LOG(LOG_WARN, "the pool has no reflinks: every create copies a whole disk", "kind=%s",
+            info->pool_kind);
+    struct error failed = ERROR_INIT;
+    if (open_all(d, info->pool_path, &failed) < 0)
+        fail(d, &failed);
+    else
+        sandboxes_start(d->sandboxes, on_started, d);
+}
+
+/* In reverse of the order of creation; every destroyer accepts NULL. */
+static void close_all(struct daemon *d)
+{
+    data_destroy(d->data);
+    api_destroy(d->api);
+    http_destroy(d->http);
+    idempotency_destroy(d->idempotency);
+    keys_destroy(d->keys);
+    sessions_destroy(d->sessions);
+    sandboxes_destroy(d->sandboxes);
+    templates_destroy(d->templates);
+    golden_destroy(d->golden);
+    vm_engine_destroy(d->engine);
+    store_close(d->store);
+    broker_destroy(d->broker);
+    loop_signal_stop(&d->signals);
+    loop_destroy(d->loop);
+}
+
+int serve(struct handoff *h, struct error *err)
+{
+    static const int signals[] = {SIGTERM, SIGINT, 0};
+    struct daemon d = {.h = h, .started_ns = clock_mono_ns()};
+    int rc = loop_create(&d.loop, err);
+    if (rc < 0)
+        return rc;
+    (void)signal(SIGPIPE, SIG_IGN);
+    rc = loop_signal_start(d.loop, &d.signals, signals, on_signal, &d, err);
+    if (rc == 0)
+        rc = broker_create(d.loop, h->channel_fd, on_broker_gone, &d, &d.broker, err);
+    if (rc == 0) {
+        broker_info(d.broker, on_info, &d);
+        loop_run(d.loop);
+        rc = d.rc;
+        if (rc < 0 && err)
+            *err = d.err;
+    }
+    close_all(&d);
+    return rc;
+}
