@@ -1,0 +1,20 @@
+#!/bin/bash
+# Builds into $BUILD; with --test also runs the unit tests.
+set -euo pipefail
+. "$(dirname "$0")/lib.sh"
+
+for tool in meson ninja pkg-config; do
+    command -v "$tool" >/dev/null || die "$tool is not installed." "Run: sudo make setup"
+done
+# A build directory that meson never finished configuring has no build.ninja: configure again.
+if [ ! -f "$BUILD/build.ninja" ]; then
+    say "configuring $BUILD/"
+    # The log of a failed configuration says which library is missing; show it, not only meson's last line.
+    if ! out=$(as_owner meson setup "$BUILD" 2>&1); then
+        printf '%s\n' "$out" | tail -n 15 >&2
+        die "meson could not configure the build." "A missing dependency: run 'sudo make setup', then 'make' again."
+    fi
+fi
+say "building"
+as_owner ninja -C "$BUILD"
+[ "${1:-}" != --test ] || meson test -C "$BUILD" --suite unit --print-errorlogs

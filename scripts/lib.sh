@@ -1,0 +1,56 @@
+# Shared by the scripts: messages, and who builds. Sourced, not run.
+# shellcheck shell=bash
+
+top=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+cd "$top"
+
+BUILD=${BUILD:-build}
+STATE_DIR=${STATE_DIR:-/var/lib/space}
+LISTEN=${LISTEN:-127.0.0.1:7780}
+export PYTHONDONTWRITEBYTECODE=1
+
+say() { printf '%s\n' "==> $*"; }
+note() { printf '%s\n' "    $*"; }
+
+# die MESSAGE [WHAT TO DO]...: what went wrong, then what to do about it.
+die() {
+    printf 'error: %s\n' "$1" >&2
+    shift
+    local line
+    for line in "$@"; do printf '       %s\n' "$line" >&2; done
+    exit 1
+}
+
+need_root() {
+    [ "$(id -u)" = 0 ] || die "$1 needs root: it installs packages and starts virtual machines." "Run: sudo make $1"
+}
+
+# Whether root works in somebody else's checkout that its owner can write.
+foreign_checkout() {
+    owner=$(stat -c %u .)
+    group=$(stat -c %g .)
+    [ "$(id -u)" = 0 ] && [ "$owner" != 0 ] &&
+        setpriv --reuid "$owner" --regid "$group" --clear-groups test -w . 2>/dev/null
+}
+
+# Gives the build directory to the owner of the checkout, so that what root did in it is not in the way of a
+# later build without root.
+return_build() {
+    if foreign_checkout && [ -d "$BUILD" ]; then chown -R "$owner:$group" "$BUILD"; fi
+}
+
+# Runs a command as the owner of the checkout when root builds somebody else's.
+as_owner() {
+    if ! foreign_checkout; then
+        "$@"
+        return
+    fi
+    return_build
+    local home
+    home=$(getent passwd "$owner" | cut -d: -f6 || true)
+    [ -d "$home" ] || home=/nonexistent
+    HOME=$home setpriv --reuid "$owner" --regid "$group" --clear-groups "$@"
+}
+
+# Where the build leaves a program: program spaced/spaced.
+program() { case $BUILD in /*) printf "%s\n" "$BUILD/src/$1" ;; *) printf "%s\n" "$top/$BUILD/src/$1" ;; esac; }

@@ -1,0 +1,186 @@
+#!/usr/bin/env python3
+"""Runs the black-box tests: the real server, real virtual machines. Needs root.
+
+    run.py [--bin BUILD_DIR] [-k PATTERN]... [--list] [--fail-fast] [--time-limit S]
+
+Each test has a time limit. The server's log is shown, and kept, when a test fails. The last line is
+"N passed, N failed"; running no test at all is a failure.
+"""
+import argparse
+import fnmatch
+import os
+import shutil
+import signal
+import sys
+import time
+import traceback
+import unittest
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, HERE)
+sys.dont_write_bytecode = True
+
+from harness import server  # noqa: E402
+
+
+class TimeLimit(BaseException):
+    """Not an Exception: no test can swallow it."""
+
+
+class Result(unittest.TestResult):
+    """Prints a line as each test ends."""
+
+    def __init__(self, log_dir):
+        super().__init__()
+        self.log_dir = log_dir
+        self.passed, self.bad = 0, []
+        self.began = 0.0
+        self.open = False
+
+    def startTest(self, test):
+        super().startTest(test)
+        self.began = time.monotonic()
+        self.open = True
+
+    def line(self, word, test):
+        print(f"{word:4} {short(test)} ({time.monotonic() - self.began:.1f} s)", flush=True)
+
+    def addSuccess(self, test):
+        self.passed += 1
+        self.line("ok", test)
+
+    def addSkip(self, test, reason):
+        print(f"skip {short(test)}: {reason}", flush=True)
+
+    def addError(self, test, err):
+        self.failure(test, err)
+
+    def addFailure(self, test, err):
+        self.failure(test, err)
+
+    def addSubTest(self, test, subtest, err):
+        if err is not None:
+            self.failure(test, err, str(subtest))
+
+    def failure(self, test, err, what=""):
+        self.bad.append(short(test))
+        self.line("FAIL", test)
+        if what:
+            print(f"     {what}")
+        text = "".join(traceback.format_exception(*err))
+        print("     " + text.strip().replace("\n", "\n     "), flush=True)
+        self.keep_log(test)
+
+    def keep_log(self, test):
+        one = getattr(test, "server", None) or server.current_shared()
+        if one is None or not os.path.exists(one.log_path):
+            return
+        os.makedirs(self.log_dir, exist_ok=True)
+        kept = os.path.join(self.log_dir, short(test).replace("/", "_") + ".log")
+        shutil.copyfile(one.log_path, kept)
+        tail = one.log(2500).strip().replace("\n", "\n     | ")
+        print(f"     the server's log (whole: {kept}) ends with\n     | {tail}", flush=True)
+
+
+def short(test):
+    return test.id().removeprefix("unittest.suite.") if hasattr(test, "id") else str(test)
+
+
+def flatten(suite):
+    for test in suite:
+        if isinstance(test, unittest.TestSuite):
+            yield from flatten(test)
+        else:
+            yield test
+
+
+def selected(tests, patterns):
+    def match(test):
+        name = test.id()
+        return any(fnmatch.fnmatch(name, p) or p in name for p in patterns)
+
+    return [t for t in tests if not patterns or match(t)]
+
+
+def with_limit(test, default):
+    """Arms the alarm around one test."""
+    seconds = getattr(getattr(test, test._testMethodName, None), "time_limit", default)
+
+    def ring(*_):
+        raise TimeLimit(f"longer than {seconds:g} s")
+
+    def run(result):
+        signal.signal(signal.SIGALRM, ring)
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        try:
+            unittest.TestCase.run(test, result)
+        except TimeLimit:
+            result.failure(test, sys.exc_info())
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+    return run
+
+
+def run_all(tests, result, args):
+    """Class by class, so that each class's fixtures are taken down before the next begins."""
+    for number, test in enumerate(tests):
+        with_limit(test, args.time_limit)(result)
+        last = number + 1 == len(tests) or type(tests[number + 1]) is not type(test)
+        if last:
+            result.began = time.monotonic()
+            try:
+                type(test).tearDownClass()
+            except BaseException:  # noqa: B902 - a time limit or an interrupt counts as well
+                result.failure(test, sys.exc_info(), "when the class was taken down")
+                if isinstance(sys.exc_info()[1], KeyboardInterrupt):
+                    raise
+        if args.fail_fast and result.bad:
+            break
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Black-box tests of SPACE.")
+    parser.add_argument("--bin", default=os.environ.get("SPACE_BIN", "build"), help="build directory")
+    parser.add_argument("-k", dest="patterns", action="append", default=[], help="only tests whose name matches")
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--fail-fast", action="store_true")
+    parser.add_argument("--time-limit", type=float, default=180.0, help="seconds a test may take (default 180)")
+    parser.add_argument("--log-dir", default="/var/tmp/space-test-logs")
+    parser.add_argument("--add-passed", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--add-failed", type=int, default=0, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+
+    server.bin_dir = os.path.abspath(args.bin)
+    os.environ["SPACE_BIN"] = server.bin_dir
+    tests = selected(list(flatten(unittest.defaultTestLoader.discover(HERE, "test_*.py", HERE))), args.patterns)
+    if args.list:
+        print("\n".join(t.id() for t in tests))
+        return 0
+    if os.geteuid() != 0:
+        sys.exit("run.py: the server needs root: run `sudo make check`")
+
+    result = Result(args.log_dir)
+    began = time.monotonic()
+    try:
+        run_all(tests, result, args)
+    except KeyboardInterrupt:
+        print("interrupted")
+        result.bad.append("interrupted")
+    try:
+        server.close_shared()
+    except Exception as error:  # noqa: B902
+        print(f"FAIL taking down the shared server: {error}")
+        result.bad.append("taking down the shared server")
+    failed = len(result.bad) + (0 if tests else 1)
+    if not tests:
+        print("FAIL no test was run")
+    for name in result.bad:
+        print(f"failed: {name}")
+    print(f"black-box tests took {time.monotonic() - began:.0f} s")
+    print(f"{result.passed + args.add_passed} passed, {failed + args.add_failed} failed")
+    return 1 if failed + args.add_failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
