@@ -107,7 +107,7 @@ static void add_kernel(struct writer *w, const struct qemu_argv_spec *s)
     add_pair(w, "-kernel", s->kernel_path);
     add_pair(w, "-initrd", s->initrd_path);
     add(w, "-append");
-    char tsc[48] = "";
+    char tsc[64] = "";
     /* Without KVM's clock the kernel measures the TSC against the emulated PIT, and on a busy host it
      * fails ("Unable to calibrate against PIT") and then hangs for want of a clock. */
     uint32_t khz = s->tsc_khz || s->kvm ? s->tsc_khz : qemu_argv_tsc_khz();
