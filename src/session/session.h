@@ -39,7 +39,21 @@ struct sessions_config {
 /* Registers with sandboxes_observe; call before sandboxes_start. Loads the store in sessions_start. */
 int sessions_create(const struct sessions_config *config, struct sessions **ret, struct error *err);
 int sessions_start(struct sessions *s, struct error *err); /* before sandboxes_start */
-void sessions_destroy(struct sessions *s);                 /* journals are flushed; NULL is accepted */
+/* Journals are flushed; NULL is accepted. Nothing of `sandboxes` is called any more, so it may be gone
+ * already. */
+void sessions_destroy(struct sessions *s);
+
+/* Called with each guest link that sessions hear of (g NULL: it is about to be destroyed, why says why). One
+ * listener: the data plane, for its file transfers. fn NULL: none. */
+typedef void (*sessions_link)(void *arg, const char *sandbox_id, struct guest *g, const struct error *why);
+void sessions_on_link(struct sessions *s, sessions_link fn, void *arg);
+
+struct store *sessions_store(const struct sessions *s);
+
+/* Checks a body as sessions_new (or, with exec, sessions_exec) does, without making anything. *ret_now (may
+ * be NULL): whether it asks to start now. */
+int sessions_check(struct sessions *s, const struct sandbox *sb, const json_t *body, bool exec, bool *ret_now,
+                   struct error *err);
 
 /* POST .../sessions: checks the body (api.md), makes process and session, puts records. With "start":"now"
  * the process starts as soon as the sandbox runs. *ret_token: new heap string. */
@@ -80,8 +94,11 @@ int process_start(struct process *p, struct error *err);
 /* Input and control; ERROR_CONFLICT when the process has no open stdin, no pty, or is not running. */
 int process_stdin(struct process *p, const void *data, size_t n, size_t *ret_taken, struct error *err);
 int process_stdin_close(struct process *p, struct error *err);
+/* done (may be NULL) answers once, also when the link goes down meanwhile. */
 int process_signal(struct process *p, const char *signal, bool tree,
                    void (*done)(void *arg, const struct error *err), void *arg, struct error *err);
+/* Takes back the `done` of signals that were given this arg. */
+void process_signal_forget(struct process *p, void *arg);
 int process_resize(struct process *p, uint64_t rows, uint64_t cols, struct error *err);
 
 /* --- readers --- */
@@ -92,14 +109,16 @@ struct process_reader_events {
     /* Returns how many bytes were taken; fewer than n: the reader rests until process_reader_resume. */
     size_t (*output)(void *arg, enum guest_stream stream, uint64_t offset, const void *data, size_t n);
     void (*result)(void *arg, const json_t *result); /* once, last, after all output */
-    void (*interrupted)(void *arg, const char *reason,
-                        const char *message); /* sandbox stopped, paused etc.: no result now; last */
-    void (*stdin_room)(void *arg);            /* process_stdin took less before */
+    /* No result here and now (the journal cannot be read, the process is forgotten, the server ends); last.
+     * The owner closes the reader before it returns. */
+    void (*interrupted)(void *arg, const char *reason, const char *message);
+    void (*stdin_room)(void *arg); /* process_stdin took less before */
 };
 
 /* Follows from these offsets (beyond the end: ERROR_RANGE; dropped bytes: gap). Streams interleave in arrival
  * order where both are live. Pacing: while readers are attached the process is held back so that the fastest
- * reader loses nothing; without readers the oldest bytes go. */
+ * reader loses nothing; without readers the oldest bytes go. Any function of events may be NULL; a reader
+ * without `output` follows no bytes (its offsets are ignored) and holds nothing back. */
 int process_reader_open(struct process *p, uint64_t stdout_offset, uint64_t stderr_offset,
                         const struct process_reader_events *events, void *arg, struct process_reader **ret,
                         struct error *err);

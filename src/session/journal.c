@@ -1,0 +1,319 @@
+#include "session/journal.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/bytes.h"
+#include "base/cleanup.h"
+
+#define VERSION 1
+#define FLAG_SEALED 1u
+#define HEADER_BYTES 64
+
+static const char magic[8] = {'S', 'P', 'A', 'C', 'E', 'J', 'N', 'L'};
+
+struct journal {
+    int fd;
+    uint64_t capacity;
+    uint64_t start;
+    uint64_t end;
+    uint64_t safe; /* end as the header on disk has it */
+    unsigned char boot[JOURNAL_BOOT_SIZE];
+};
+
+void journal_boot(unsigned char ret[JOURNAL_BOOT_SIZE])
+{
+    memset(ret, 0, JOURNAL_BOOT_SIZE);
+    AUTO_CLOSE int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+    char text[40];
+    ssize_t n = fd < 0 ? -1 : read(fd, text, sizeof(text));
+    /* The text's digits folded into 16 bytes: an identity, not a number. */
+    for (ssize_t i = 0; i < n; i++)
+        ret[i % JOURNAL_BOOT_SIZE] = (unsigned char)(ret[i % JOURNAL_BOOT_SIZE] * 31 + text[i]);
+}
+
+/* --- header --- */
+
+static uint32_t checksum(const unsigned char *p, size_t n)
+{
+    uint32_t h = 2166136261u;
+    for (size_t i = 0; i < n; i++)
+        h = (h ^ p[i]) * 16777619u;
+    return h;
+}
+
+static void header_encode(const struct journal *j, uint32_t flags, unsigned char to[HEADER_BYTES])
+{
+    memset(to, 0, HEADER_BYTES);
+    memcpy(to, magic, sizeof(magic));
+    bytes_put_u32(to + 8, VERSION);
+    bytes_put_u32(to + 12, flags);
+    bytes_put_u64(to + 16, j->capacity);
+    bytes_put_u64(to + 24, j->start);
+    bytes_put_u64(to + 32, j->end);
+    memcpy(to + 40, j->boot, JOURNAL_BOOT_SIZE);
+    bytes_put_u32(to + 60, checksum(to, 60));
+}
+
+static int header_decode(struct journal *j, const unsigned char *h, uint32_t *ret_flags, struct error *err)
+{
+    if (memcmp(h, magic, sizeof(magic)) != 0 || bytes_get_u32(h + 60) != checksum(h, 60))
+        return error_set(err, ERROR_INTERNAL, "the journal's header is damaged");
+    if (bytes_get_u32(h + 8) != VERSION)
+        return error_set(err, ERROR_INTERNAL, "the journal has version %u; this program reads %d",
+                         bytes_get_u32(h + 8), VERSION);
+    *ret_flags = bytes_get_u32(h + 12);
+    j->capacity = bytes_get_u64(h + 16);
+    j->start = bytes_get_u64(h + 24);
+    j->end = bytes_get_u64(h + 32);
+    memcpy(j->boot, h + 40, JOURNAL_BOOT_SIZE);
+    if (j->capacity < JOURNAL_CAPACITY_MIN || j->start > j->end || j->end - j->start > j->capacity)
+        return error_set(err, ERROR_INTERNAL, "the journal's header contradicts itself");
+    return 0;
+}
+
+static bool pwrite_all(int fd, const unsigned char *p, size_t n, off_t at)
+{
+    while (n > 0) {
+        ssize_t did = pwrite(fd, p, n, at);
+        if (did < 0 && errno == EINTR)
+            continue;
+        if (did <= 0)
+            return false;
+        p += did;
+        n -= (size_t)did;
+        at += did;
+    }
+    return true;
+}
+
+static bool header_write(struct journal *j)
+{
+    unsigned char h[HEADER_BYTES];
+    header_encode(j, 0, h);
+    if (!pwrite_all(j->fd, h, sizeof(h), 0))
+        return false;
+    j->safe = j->end;
+    return true;
+}
+
+bool journal_settle(struct journal *j)
+{
+    return j->safe == j->end || header_write(j);
+}
+
+/* --- open and close --- */
+
+static struct journal *journal_alloc(int fd, struct error *err)
+{
+    struct journal *j = calloc(1, sizeof(*j));
+    if (!j) {
+        (void)error_set(err, ERROR_NO_MEMORY, "out of memory");
+        return NULL;
+    }
+    j->fd = fd;
+    return j;
+}
+
+int journal_create(int dir_fd, const char *name, uint64_t capacity, uint64_t at,
+                   const unsigned char boot[JOURNAL_BOOT_SIZE], struct journal **ret, struct error *err)
+{
+    AUTO_CLOSE int fd = openat(dir_fd, name, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (fd < 0)
+        return error_errno(err, ERROR_INTERNAL, errno, "create the journal %s", name);
+    AUTO_FREE struct journal *j = journal_alloc(fd, err);
+    if (!j)
+        return ERROR_NO_MEMORY;
+    j->capacity = capacity < JOURNAL_CAPACITY_MIN ? JOURNAL_CAPACITY_MIN : capacity;
+    j->start = at;
+    j->end = at;
+    memcpy(j->boot, boot, JOURNAL_BOOT_SIZE);
+    if (!header_write(j)) {
+        int saved = errno;
+        (void)unlinkat(dir_fd, name, 0);
+        return error_errno(err, ERROR_INTERNAL, saved, "write the journal %s", name);
+    }
+    (void)TAKE_FD(fd);
+    *ret = TAKE(j);
+    return 0;
+}
+
+int journal_load(int dir_fd, const char *name, const unsigned char boot[JOURNAL_BOOT_SIZE],
+                 struct journal **ret, struct error *err)
+{
+    AUTO_CLOSE int fd = openat(dir_fd, name, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+    if (fd < 0 && errno == ENOENT)
+        return error_set(err, ERROR_NOT_FOUND, "no journal %s", name);
+    if (fd < 0)
+        return error_errno(err, ERROR_INTERNAL, errno, "open the journal %s", name);
+    AUTO_FREE struct journal *j = journal_alloc(fd, err);
+    if (!j)
+        return ERROR_NO_MEMORY;
+    unsigned char h[HEADER_BYTES];
+    uint32_t flags = 0;
+    if (pread(fd, h, sizeof(h), 0) != (ssize_t)sizeof(h))
+        return error_set(err, ERROR_INTERNAL, "the journal's header is cut short");
+    int rc = header_decode(j, h, &flags, err);
+    if (rc < 0)
+        return rc;
+    j->safe = j->end;
+    if (!(flags & FLAG_SEALED) && memcmp(j->boot, boot, JOURNAL_BOOT_SIZE) != 0)
+        j->start = j->end; /* pages of an earlier boot: no telling which of them reached the disk */
+    (void)TAKE_FD(fd);
+    *ret = TAKE(j);
+    return 0;
+}
+
+void journal_close(struct journal *j)
+{
+    if (!j)
+        return;
+    (void)close(j->fd);
+    free(j);
+}
+
+uint64_t journal_start(const struct journal *j)
+{
+    return j->start;
+}
+
+uint64_t journal_end(const struct journal *j)
+{
+    return j->end;
+}
+
+uint64_t journal_safe(const struct journal *j)
+{
+    return j->safe;
+}
+
+uint64_t journal_capacity(const struct journal *j)
+{
+    return j->capacity;
+}
+
+uint64_t journal_step(const struct journal *j)
+{
+    return j->capacity / 64;
+}
+
+/* --- appending --- */
+
+/* Writes n <= capacity bytes of the stream at offset into the ring. */
+static bool ring_write(struct journal *j, uint64_t offset, const unsigned char *p, size_t n)
+{
+    uint64_t at = offset % j->capacity;
+    size_t first = n;
+    if (first > j->capacity - at)
+        first = (size_t)(j->capacity - at);
+    return pwrite_all(j->fd, p, first, (off_t)(JOURNAL_HEADER + at)) &&
+           (first == n || pwrite_all(j->fd, p + first, n - first, JOURNAL_HEADER));
+}
+
+/* Drops the oldest bytes so that the ring holds what is about to end at new_end. They go in steps, so that
+ * the header is written once for many appends, and the header goes first: a reader of the file never takes
+ * new bytes for old ones. */
+static bool ring_room(struct journal *j, uint64_t new_end)
+{
+    if (new_end - j->start <= j->capacity)
+        return true;
+    uint64_t start = new_end - j->capacity + journal_step(j);
+    j->start = start < j->end ? start : j->end;
+    return header_write(j);
+}
+
+/* The disk is full before the ring has reached its capacity: as long as it never wrapped, every byte
+ * stands at its own offset, so the ring may as well wrap here. */
+static bool ring_shrink(struct journal *j)
+{
+    if (j->end >= j->capacity || j->end < JOURNAL_CAPACITY_MIN)
+        return false; /* bytes at or beyond the capacity have wrapped */
+    j->capacity = j->end;
+    return ftruncate(j->fd, (off_t)(JOURNAL_HEADER + j->capacity)) == 0;
+}
+
+static bool ring_append(struct journal *j, const unsigned char *p, size_t n)
+{
+    uint64_t new_end = j->end + n;
+    size_t skip = n > j->capacity ? (size_t)(n - j->capacity) : 0;
+    return ring_room(j, new_end) && ring_write(j, j->end + skip, p + skip, n - skip);
+}
+
+void journal_append(struct journal *j, const void *data, size_t n)
+{
+    if (n == 0)
+        return;
+    uint64_t new_end = j->end + n;
+    bool kept = ring_append(j, data, n);
+    if (!kept && (errno == ENOSPC || errno == EDQUOT) && ring_shrink(j))
+        kept = ring_append(j, data, n);
+    j->end = new_end;
+    if (!kept)
+        j->start = new_end;
+    else if (j->end - j->start > j->capacity)
+        j->start = j->end - j->capacity;
+    (void)journal_settle(j);
+}
+
+/* --- reading --- */
+
+static int pread_all(int fd, unsigned char *p, size_t n, off_t at, struct error *err)
+{
+    while (n > 0) {
+        ssize_t did = pread(fd, p, n, at);
+        if (did < 0 && errno == EINTR)
+            continue;
+        if (did < 0)
+            return error_errno(err, ERROR_INTERNAL, errno, "read a journal");
+        if (did == 0)
+            return error_set(err, ERROR_INTERNAL, "a journal is shorter than its header says");
+        p += did;
+        n -= (size_t)did;
+        at += did;
+    }
+    return 0;
+}
+
+int journal_read(const struct journal *j, uint64_t offset, void *to, size_t n, size_t *ret_n,
+                 struct error *err)
+{
+    if (offset < j->start || offset > j->end)
+        return error_set(err, ERROR_RANGE, "offset %llu is outside of the journal",
+                         (unsigned long long)offset);
+    if (n > j->end - offset)
+        n = (size_t)(j->end - offset);
+    uint64_t at = offset % j->capacity;
+    size_t first = n;
+    if (first > j->capacity - at)
+        first = (size_t)(j->capacity - at);
+    int rc = pread_all(j->fd, to, first, (off_t)(JOURNAL_HEADER + at), err);
+    if (rc == 0 && first < n)
+        rc = pread_all(j->fd, (unsigned char *)to + first, n - first, JOURNAL_HEADER, err);
+    if (rc == 0)
+        *ret_n = n;
+    return rc;
+}
+
+/* --- sealing --- */
+
+void journal_seal_prepare(const struct journal *j, struct journal_seal *ret)
+{
+    _Static_assert(sizeof(ret->header) == HEADER_BYTES, "the header's size");
+    ret->fd = fcntl(j->fd, F_DUPFD_CLOEXEC, 3);
+    header_encode(j, FLAG_SEALED, ret->header);
+}
+
+void journal_seal_work(struct journal_seal *seal)
+{
+    if (seal->fd < 0)
+        return;
+    /* The data first: only then may the header say that it is whole. */
+    if (fdatasync(seal->fd) == 0 && pwrite_all(seal->fd, seal->header, sizeof(seal->header), 0))
+        (void)fdatasync(seal->fd);
+    (void)close(seal->fd);
+    seal->fd = -1;
+}

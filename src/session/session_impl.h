@@ -1,0 +1,192 @@
+/* What the files of src/session share; nobody else includes it. */
+#pragma once
+
+#include <uthash.h>
+#include <utlist.h>
+
+#include "base/buf.h"
+#include "base/id.h"
+#include "session/journal.h"
+#include "session/session.h"
+#include "session/spec.h"
+
+#define STREAMS 2
+#define RECORD_VERSION 1
+#define WINDOW (4 * 1024 * 1024)         /* most credit a guest gets ahead, per stream */
+#define READ_BYTES (256 * 1024)          /* one read back from a journal */
+#define SPEC_KEPT_MAX (16 * 1024 * 1024) /* bytes of commands known per sandbox */
+#define SESSIONS_PER_PROCESS 64
+#define TOKEN_BYTES 32
+#define DIGEST_BYTES 32
+
+/* One sandbox's processes. */
+struct bucket {
+    char sandbox_id[ID_SIZE];
+    struct guest *guest;  /* link object while there is one */
+    struct process *head; /* newest first */
+    unsigned count;
+    unsigned live; /* asked to start, not exited */
+    size_t spec_bytes;
+    struct pending_signal *signals; /* not answered by the guest yet */
+    UT_hash_handle hh;
+};
+
+struct session {
+    char id[ID_SIZE];
+    struct process *process;
+    unsigned char digest[DIGEST_BYTES]; /* SHA-256 of the token */
+    int64_t created_ms;
+    int64_t expires_ms;
+    struct session *prev, *next; /* of the process, oldest first */
+    UT_hash_handle hh;
+};
+
+struct stream {
+    struct journal *j; /* NULL: not open, or no byte yet */
+    uint64_t base;     /* start and end while there is no file */
+    uint64_t acked;    /* what the guest was told is taken */
+    uint64_t credit;   /* offset up to which the guest may send */
+};
+
+struct process_reader {
+    struct process *p;
+    struct process_reader_events events;
+    void *arg;
+    uint64_t at[STREAMS]; /* next offset to give */
+    bool told;            /* started() was called */
+    bool resting;         /* output() took less than offered */
+    bool over;            /* result() or interrupted() was called */
+    bool closed;
+    bool busy; /* counted in sandbox_busy */
+    struct loop_deferred pump;
+    struct process_reader *prev, *next;
+};
+
+struct process_wait {
+    struct process *p;
+    void (*fn)(void *arg, struct process *p);
+    void *arg;
+    struct loop_timer timer;
+    struct process_wait *prev, *next;
+};
+
+/* A signal on its way to the guest. */
+struct pending_signal {
+    struct bucket *b;
+    void (*done)(void *arg, const struct error *err); /* NULL: nobody waits any more */
+    void *arg;
+    struct pending_signal *prev, *next;
+};
+
+struct process {
+    struct sessions *s;
+    struct bucket *b;
+    char id[ID_SIZE];
+    enum process_state state;
+    bool start_wanted; /* was asked to start */
+    bool sent;         /* the guest was asked, by this daemon or an earlier one */
+    bool adopted;
+    bool brief; /* exec: recorded as running only when it takes a while */
+    bool stdin_closed;
+    bool durable; /* the result is */
+    bool warned;  /* about its guest's output or its journal, once */
+    json_t *spec;
+    size_t spec_bytes;
+    uint64_t journal_bytes;
+    uint64_t seq;
+    int64_t created_ms, started_ms, finished_ms;
+    uint32_t pid;
+    json_t *result; /* NULL while there is none */
+    struct guest_process *gp;
+    struct stream stream[STREAMS];
+    struct buf feed; /* exec: stdin not given yet; then it is closed */
+    bool feeding;
+    unsigned walk; /* readers are being called: none of them may be freed */
+    struct process_reader *readers;
+    struct process_wait *waits;
+    struct session *sessions;
+    struct loop_deferred ack;   /* acknowledge what this turn brought */
+    struct loop_deferred ended; /* tell readers and waits */
+    struct loop_timer record;   /* `brief`: record that it runs */
+    struct loop_timer retry;    /* a journal's header, or the result's record, is not on disk */
+    struct process *prev, *next;
+    UT_hash_handle hh;
+};
+
+struct sessions {
+    struct sessions_config config;
+    char *journal_dir;
+    int dir_fd;
+    unsigned char boot[JOURNAL_BOOT_SIZE];
+    struct loop_pool *pool; /* sealing journals, removing directories */
+    struct bucket *buckets;
+    struct process *processes;
+    struct session *sessions;
+    struct loop_timer sweep;
+    uint64_t seq;
+    unsigned live;
+    unsigned readers;
+    bool swept;             /* the first look is over */
+    unsigned char *scratch; /* READ_BYTES */
+    sessions_link link;
+    void *link_arg;
+};
+
+/* --- record.c --- */
+void process_put(struct process *p);
+int process_load(struct sessions *s, const char *id, const json_t *body, struct process **ret,
+                 struct error *err);
+void session_put(struct session *se);
+int session_load(struct sessions *s, const char *id, const json_t *body, struct error *err);
+
+/* --- table.c: making and forgetting --- */
+struct bucket *bucket_get(struct sessions *s, const char *sandbox_id); /* makes it; NULL: out of memory */
+struct bucket *bucket_find(struct sessions *s, const char *sandbox_id);
+/* Links a zeroed process with its id, spec and limits set into the tables. */
+void process_link(struct sessions *s, struct bucket *b, struct process *p);
+/* A new process from a request; takes the spec out of it. Makes room by forgetting exited ones. */
+int process_make(struct sessions *s, struct bucket *b, struct spec_request *q, struct process **ret,
+                 struct error *err);
+void process_free(struct process *p);                     /* memory only */
+void process_forget(struct process *p);                   /* records, journals, memory */
+void bucket_forget(struct sessions *s, struct bucket *b); /* all its processes, and its journal directory */
+void bucket_free(struct sessions *s, struct bucket *b);   /* memory only */
+/* Ends what cannot go on when a sandbox is in this state. */
+void bucket_end(struct bucket *b, enum sandbox_state state, const char *message);
+void session_free(struct session *se);
+/* Starts the periodic look for what is to be forgotten, and removes journals that nobody owns. */
+void sweep_start(struct sessions *s);
+
+/* --- process.c: life and the guest's callbacks --- */
+void process_prepare(struct process *p); /* its timers */
+void process_begin(struct process *p, struct guest *g);
+void process_adopt(struct process *p, struct guest *g);
+/* The link is about to go: drops the process's part of it; the process goes on in the guest. */
+void process_unlink_guest(struct process *p);
+/* Answers all signals under way with why. Only when the link is about to go, so that no answer follows. */
+void signals_fail(struct bucket *b, const struct error *why);
+/* Its sandbox is gone: ends here, with that as its result. */
+void process_end_gone(struct process *p, const char *message);
+
+/* --- stream.c: journals and credit --- */
+const char *stream_suffix(unsigned i);
+/* Opens the journal of a stream that has one. */
+void stream_open(struct process *p, unsigned i);
+uint64_t stream_start(const struct process *p, unsigned i);
+uint64_t stream_end(const struct process *p, unsigned i);
+void stream_append(struct process *p, unsigned i, const void *data, size_t n);
+/* Tries again what the disk refused; false while it still does. */
+bool streams_settle(struct process *p);
+void streams_seal(struct process *p);
+void streams_close(struct process *p);
+void streams_ack_later(struct process *p);
+void streams_unlink(struct process *p);
+
+/* --- reader.c --- */
+void readers_output(struct process *p, unsigned i, uint64_t offset, const void *data, size_t n);
+void readers_pump_later(struct process *p);
+void readers_stdin_room(struct process *p);
+void readers_interrupt(struct process *p, const char *reason, const char *message);
+/* Offset up to which some reader has taken a stream; false when nobody follows it. */
+bool readers_fastest(const struct process *p, unsigned i, uint64_t *ret);
+void waits_fire(struct process *p);
