@@ -107,6 +107,7 @@ static void add_kernel(struct writer *w, const struct qemu_argv_spec *s)
     add_pair(w, "-kernel", s->kernel_path);
     add_pair(w, "-initrd", s->initrd_path);
     add(w, "-append");
+    /* panic=1: a second for the daemon to fetch the console's last words before the VMM ends. */
     char tsc[64] = "";
     /* Without KVM's clock the kernel measures the TSC against the emulated PIT, and on a busy host it
      * fails ("Unable to calibrate against PIT") and then hangs for want of a clock. */
@@ -114,7 +115,7 @@ static void add_kernel(struct writer *w, const struct qemu_argv_spec *s)
     if (!s->kvm && khz > 0)
         (void)snprintf(tsc, sizeof(tsc), " tsc_early_khz=%u tsc=reliable no_timer_check", khz);
     add(w,
-        "console=ttyS0 quiet loglevel=4 panic=-1 reboot=t cryptomgr.notests random.trust_cpu=on "
+        "console=ttyS0 quiet loglevel=4 panic=1 reboot=t cryptomgr.notests random.trust_cpu=on "
         "mitigations=off%s",
         tsc);
 }
@@ -126,13 +127,14 @@ static void add_devices(struct writer *w, const struct qemu_argv_spec *s)
     add_pair(w, "-serial", "chardev:console");
     /* The host's page cache stays in the path (clones share it), flushes reach the disk, and space the
      * guest trims goes back to the pool. Threads, not io_uring: it works under every seccomp filter
-     * and in every container. The lock makes a second VMM on one disk fail instead of corrupting it. */
+     * and in every container. The lock makes a second VMM on one disk fail instead of corrupting it.
+     * Errors go to the guest: QEMU would stop the whole VM when the pool is full. */
     add(w, "-blockdev");
     add(w,
         "driver=raw,node-name=disk,discard=unmap,file.driver=file,file.filename=%s,file.locking=on,"
         "file.aio=threads,file.discard=unmap",
         s->disk_path);
-    add_pair(w, "-device", "virtio-blk-device,drive=disk,id=root");
+    add_pair(w, "-device", "virtio-blk-device,drive=disk,id=root,werror=report,rerror=report");
     /* Draws from getrandom(2): needs no device node in the jail. */
     add_pair(w, "-object", "rng-builtin,id=entropy");
     add_pair(w, "-device", "virtio-rng-device,rng=entropy");

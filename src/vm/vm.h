@@ -43,6 +43,7 @@ struct vm_events {
 };
 
 typedef void (*vm_done)(void *arg, const struct error *err);
+typedef void (*vm_console_done)(void *arg, const struct error *err, const char *text);
 
 struct vm_engine_ops {
     const char *name; /* "qemu" */
@@ -58,9 +59,11 @@ struct vm_engine_ops {
     void (*pause)(struct vm *vm, vm_done done, void *arg);
     /* GOLDEN: writes device state to state_fd, vCPUs stopped; then ends the VMM. */
     void (*save)(struct vm *vm, int state_fd, vm_done done, void *arg);
+    /* What the guest printed since the last call, at most 64 KiB; "" when there is nothing. */
+    void (*console)(struct vm *vm, vm_console_done done, void *arg);
     /* SIGKILL through the broker; `exited` follows. Always possible. */
     void (*kill)(struct vm *vm);
-    void (*destroy)(struct vm *vm); /* engine-private memory */
+    void (*destroy)(struct vm *vm); /* engine-private memory; also of one never launched */
 };
 
 struct vm_engine_info {
@@ -80,11 +83,21 @@ int vm_engine_create(struct loop *l, struct broker *b, enum vm_engine_choice cho
 void vm_engine_destroy(struct vm_engine *e); /* after all its VMs; NULL is accepted */
 const struct vm_engine_info *vm_engine_info(const struct vm_engine *e);
 
+/* Names how this engine composes a VM (a short [0-9a-z] word): device state saved under one layout does
+ * not load under another. */
+const char *vm_engine_layout(const struct vm_engine *e);
+
 int vm_create(struct vm_engine *e, const struct vm_spec *spec, const struct vm_events *events, void *arg,
               struct vm **ret, struct error *err);
 /* Disconnects and frees; does not end the VMM (a daemon that exits leaves it running). NULL is accepted. */
 void vm_destroy(struct vm *vm);
 
+/* Hands the VM to another owner: its events go there from now on. */
+void vm_set_events(struct vm *vm, const struct vm_events *events, void *arg);
+
+/* One of these at a time: a second gets ERROR_CONFLICT, as does one the VM's state does not allow. After
+ * the VMM's end ERROR_GONE. vm_kill is always possible. vm_save answers when the VMM has ended; `exited`
+ * follows. */
 void vm_launch(struct vm *vm, vm_done done, void *arg);
 void vm_adopt(struct vm *vm, vm_done done, void *arg);
 void vm_load(struct vm *vm, int state_fd, vm_done done, void *arg);
@@ -92,6 +105,9 @@ void vm_resume(struct vm *vm, vm_done done, void *arg);
 void vm_pause(struct vm *vm, vm_done done, void *arg);
 void vm_save(struct vm *vm, int state_fd, vm_done done, void *arg);
 void vm_kill(struct vm *vm);
+
+/* Beside any other call: the console's new text, for "why did it not boot". */
+void vm_console(struct vm *vm, vm_console_done done, void *arg);
 
 pid_t vm_pid(const struct vm *vm);                /* 0 before launch or after exit */
 bool vm_is_running(const struct vm *vm);          /* vCPUs are running, as far as known */

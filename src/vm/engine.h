@@ -1,0 +1,85 @@
+/* Inside of src/vm: what the common part (vm.c) and the engines share. */
+#pragma once
+
+#include "vm/vm.h"
+
+/* Life of a VMM process as seen here. One transition function (vm_set_state) allows what the table in
+ * vm.c says. */
+enum vm_state {
+    VM_NEW,      /* nothing started */
+    VM_STARTING, /* launch or adopt in flight */
+    VM_WAITING,  /* RESTORE: up, no device state yet */
+    VM_PAUSED,   /* vCPUs stopped */
+    VM_RUNNING,
+    VM_SAVED,  /* device state is written, the VMM is on its way out */
+    VM_EXITED, /* the process has ended, or never was */
+    VM_STATES
+};
+
+enum vm_op {
+    VM_OP_NONE,
+    VM_OP_LAUNCH,
+    VM_OP_ADOPT,
+    VM_OP_LOAD,
+    VM_OP_RESUME,
+    VM_OP_PAUSE,
+    VM_OP_SAVE,
+    VM_OPS
+};
+
+struct vm_refusal;
+
+struct vm {
+    struct vm_engine *engine;
+    struct vm_spec spec;
+    const struct vm_events *events;
+    void *events_arg;
+    enum vm_state state;
+    pid_t pid;
+    char agent_socket[200];
+
+    enum vm_op op; /* in flight */
+    vm_done done;
+    void *done_arg;
+    bool calling; /* inside the engine's function: an answer waits for the end of the turn */
+    struct error result;
+    struct loop_deferred answer;
+
+    struct vm_refusal *refusals; /* calls refused at once, to be answered at the end of the turn */
+    bool *destroyed;             /* set by vm_destroy during a callback */
+    void *priv;                  /* the engine's */
+};
+
+struct vm_engine {
+    const struct vm_engine_ops *ops;
+    struct loop *loop;
+    struct broker *broker;
+    struct vm_engine_info info;
+    bool kvm;
+    char version[32];
+    char reason[256];
+    char layout[17];
+    unsigned vms;
+    void *priv;
+    void (*finish)(struct vm_engine *e); /* frees priv; may be NULL */
+};
+
+const char *vm_state_name(enum vm_state state);
+
+/* Whether the table allows the move. */
+bool vm_state_allows(enum vm_state from, enum vm_state to);
+
+/* Moves a VM to a state. False (and nothing changes) when the table does not allow it. */
+bool vm_set_state(struct vm *vm, enum vm_state to);
+
+/* For engines: the process has ended. Fails what is in flight with ERROR_GONE, then tells the owner, who
+ * may destroy the VM in either callback: touch nothing afterwards. */
+void vm_exited(struct vm *vm, const char *why);
+
+/* For engines: an empty engine with its common fields set; ERROR_NO_MEMORY. */
+int vm_engine_new(struct loop *l, struct broker *b, const struct vm_engine_ops *ops, struct vm_engine **ret,
+                  struct error *err);
+
+/* qemu.c */
+int vm_qemu_create(struct loop *l, struct broker *b, bool kvm_works, const char *kvm_why,
+                   struct vm_engine **ret, struct error *err);

@@ -1,0 +1,487 @@
+/* The QEMU engine: drives one VMM process per VM through the broker (start, end) and QMP (all else). */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/cleanup.h"
+#include "base/log.h"
+#include "base/str.h"
+#include "vm/qemu.h"
+
+#define UP_TIMEOUT_MS 30000      /* a loaded host: process start and firmware set-up */
+#define COMMAND_TIMEOUT_MS 20000 /* stop and cont wait for the vCPU threads */
+#define MIGRATION_TIMEOUT_MS 60000
+#define EXIT_TIMEOUT_MS 10000
+
+enum step_kind { STEP_END, STEP_CALL, STEP_CALL_FD, STEP_MIGRATED, STEP_ENDED };
+
+/* One step of an operation. */
+struct qemu_step {
+    enum step_kind kind;
+    const char *command;
+    json_t *(*args)(void);
+};
+
+/* A broker request whose answer may come after the VM is destroyed. */
+struct qemu_start {
+    struct vm *vm; /* NULL: destroyed meanwhile */
+    bool kill;     /* vm_kill was called before the answer */
+};
+
+static void next_step(struct vm *vm);
+
+static void ignore_done(void *arg, const struct error *err)
+{
+    (void)arg;
+    if (err)
+        LOG(LOG_WARN, "cannot kill a VMM", "error=" LOG_Q, err->message);
+}
+
+static void finish_op(struct vm *vm, const struct error *err)
+{
+    struct qemu *q = vm->priv;
+    vm_done done = q->done;
+    loop_timer_stop(&q->timer);
+    if (q->state_fd >= 0)
+        (void)close(TAKE_FD(q->state_fd));
+    q->step = NULL;
+    q->done = NULL;
+    done(q->done_arg, err);
+}
+
+/* --- the end of the process --- */
+
+/* The last non-empty line of the VMM's own output. */
+static void read_log(const char *path, char *to, size_t size)
+{
+    char text[2049];
+    AUTO_CLOSE int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    if (fd < 0)
+        return;
+    off_t end = lseek(fd, 0, SEEK_END);
+    off_t from = end > (off_t)sizeof(text) - 1 ? end - (off_t)sizeof(text) + 1 : 0;
+    ssize_t n = end > 0 ? pread(fd, text, sizeof(text) - 1, from) : 0;
+    while (n > 0 && (text[n - 1] == '\n' || text[n - 1] == '\r' || text[n - 1] == ' '))
+        n--;
+    if (n <= 0)
+        return;
+    text[n] = '\0';
+    const char *line = strrchr(text, '\n');
+    (void)str_copy(to, size, line ? line + 1 : text);
+    for (char *p = to; *p; p++)
+        if ((unsigned char)*p < 0x20 || (unsigned char)*p >= 0x7f)
+            *p = '?';
+}
+
+static void on_process_end(struct loop_fd *w, uint32_t events)
+{
+    struct vm *vm = w->arg;
+    struct qemu *q = vm->priv;
+    char why[sizeof(q->last_words)] = "";
+    char line[200] = "";
+    (void)events;
+    loop_fd_stop(&q->pid_watch);
+    loop_timer_stop(&q->timer);
+    qmp_destroy(TAKE(q->qmp));
+    read_log(q->log_path, line, sizeof(line));
+    if (q->last_words[0])
+        (void)str_copy(why, sizeof(why), q->last_words);
+    else if (line[0])
+        (void)snprintf(why, sizeof(why), "QEMU: %s", line);
+    else
+        (void)str_copy(why, sizeof(why), "the VMM process was killed or crashed");
+    bool saved = vm->state == VM_SAVED && q->step && q->step->kind == STEP_ENDED;
+    if (!qemu_console_fail(vm, why))
+        return;
+    if (saved) {
+        bool destroyed = false;
+        vm->destroyed = &destroyed;
+        finish_op(vm, NULL);
+        if (destroyed)
+            return;
+        vm->destroyed = NULL;
+    }
+    vm_exited(vm, why);
+}
+
+static void end_process(struct vm *vm)
+{
+    struct qemu *q = vm->priv;
+    if (q->start)
+        q->start->kill = true;
+    else
+        broker_vmm_kill(vm->engine->broker, vm->spec.sandbox_id, ignore_done, NULL);
+}
+
+static void op_kill(struct vm *vm)
+{
+    struct qemu *q = vm->priv;
+    (void)str_copy(q->last_words, sizeof(q->last_words), "killed on request");
+    end_process(vm);
+}
+
+/* --- control channel --- */
+
+static void on_event(void *arg, const char *name, const json_t *data)
+{
+    struct vm *vm = arg;
+    struct qemu *q = vm->priv;
+    if (strcmp(name, "SHUTDOWN") == 0) {
+        const char *reason = json_string_value(json_object_get(data, "reason"));
+        if (!q->last_words[0] && reason && str_starts(reason, "guest-"))
+            (void)snprintf(q->last_words, sizeof(q->last_words), "the guest's kernel ended (%.40s)", reason);
+        return;
+    }
+    if (strcmp(name, "MIGRATION") != 0)
+        return;
+    const char *status = json_string_value(json_object_get(data, "status"));
+    if (status && strcmp(status, "completed") == 0)
+        q->migrated = true;
+    if (!q->step || q->step->kind != STEP_MIGRATED)
+        return;
+    if (q->migrated) {
+        next_step(vm);
+    } else if (status && strcmp(status, "failed") == 0) {
+        struct error err = ERROR_INIT;
+        (void)error_set(&err, ERROR_INTERNAL, "QEMU could not %s the device state",
+                        vm->op == VM_OP_SAVE ? "save" : "load");
+        finish_op(vm, &err);
+    }
+}
+
+static void on_closed(void *arg, const struct error *why)
+{
+    struct vm *vm = arg;
+    struct qemu *q = vm->priv;
+    /* Either the process is ending, and its pidfd will tell; or the VMM misbehaves: then it is ended. */
+    q->channel_lost = true;
+    if (why->code == ERROR_PROTOCOL)
+        (void)str_copy(q->last_words, sizeof(q->last_words), why->message);
+    end_process(vm);
+}
+
+static const struct qmp_events channel_events = {.event = on_event, .closed = on_closed};
+
+/* --- steps --- */
+
+static json_t *args_capabilities(void)
+{
+    /* x-ignore-shared: memory stays where it is, in the mapped file. */
+    return json_pack("{s:[{s:s, s:b}, {s:s, s:b}]}", "capabilities", "capability", "x-ignore-shared", "state",
+                     1, "capability", "events", "state", 1);
+}
+
+static json_t *args_getfd(void)
+{
+    return json_pack("{s:s}", "fdname", "state");
+}
+
+static json_t *args_uri(void)
+{
+    return json_pack("{s:s}", "uri", "fd:state");
+}
+
+static const struct qemu_step load_steps[] = {
+    {STEP_CALL, "migrate-set-capabilities", args_capabilities},
+    {STEP_CALL_FD, "getfd", args_getfd},
+    {STEP_CALL, "migrate-incoming", args_uri},
+    {STEP_MIGRATED, NULL, NULL},
+    {STEP_END, NULL, NULL},
+};
+static const struct qemu_step save_steps[] = {
+    {STEP_CALL, "stop", NULL},
+    {STEP_CALL, "migrate-set-capabilities", args_capabilities},
+    {STEP_CALL_FD, "getfd", args_getfd},
+    {STEP_CALL, "migrate", args_uri},
+    {STEP_MIGRATED, NULL, NULL},
+    {STEP_CALL, "quit", NULL},
+    {STEP_ENDED, NULL, NULL},
+    {STEP_END, NULL, NULL},
+};
+static const struct qemu_step resume_steps[] = {{STEP_CALL, "cont", NULL}, {STEP_END, NULL, NULL}};
+static const struct qemu_step pause_steps[] = {{STEP_CALL, "stop", NULL}, {STEP_END, NULL, NULL}};
+
+static void on_step_reply(void *arg, const struct error *err, const json_t *ret)
+{
+    struct vm *vm = arg;
+    struct qemu *q = vm->priv;
+    (void)ret;
+    if (!q->step)
+        return;
+    /* The VMM may close the channel before "quit" is answered; only its end counts. */
+    bool quitting = vm->state == VM_SAVED;
+    if (err && err->code == ERROR_GONE)
+        return; /* the end of the process answers the operation */
+    if (err && !quitting)
+        finish_op(vm, err);
+    else
+        next_step(vm);
+}
+
+static void on_step_timeout(struct loop_timer *t)
+{
+    struct vm *vm = t->arg;
+    struct qemu *q = vm->priv;
+    if (!q->step)
+        return;
+    if (q->step->kind == STEP_ENDED) {
+        end_process(vm); /* saved already: how it ends does not matter */
+        return;
+    }
+    struct error err = ERROR_INIT;
+    (void)error_set(&err, ERROR_TIMEOUT, "QEMU took too long over the device state");
+    finish_op(vm, &err);
+}
+
+static void run_step(struct vm *vm)
+{
+    struct qemu *q = vm->priv;
+    const struct qemu_step *s = q->step;
+    switch (s->kind) {
+    case STEP_END:
+        finish_op(vm, NULL);
+        return;
+    case STEP_CALL:
+    case STEP_CALL_FD:
+        if (vm->op == VM_OP_SAVE && strcmp(s->command, "quit") == 0)
+            (void)vm_set_state(vm, VM_SAVED);
+        qmp_call(q->qmp, s->command, s->args ? s->args() : NULL, s->kind == STEP_CALL_FD ? q->state_fd : -1,
+                 COMMAND_TIMEOUT_MS, on_step_reply, vm);
+        return;
+    case STEP_MIGRATED:
+        if (q->migrated)
+            next_step(vm);
+        else
+            loop_timer_start(&q->timer, MIGRATION_TIMEOUT_MS);
+        return;
+    case STEP_ENDED:
+        loop_timer_start(&q->timer, EXIT_TIMEOUT_MS);
+        return;
+    }
+}
+
+static void next_step(struct vm *vm)
+{
+    struct qemu *q = vm->priv;
+    loop_timer_stop(&q->timer);
+    q->step++;
+    run_step(vm);
+}
+
+static void run(struct vm *vm, const struct qemu_step *steps, vm_done done, void *arg)
+{
+    struct qemu *q = vm->priv;
+    q->done = done;
+    q->done_arg = arg;
+    q->step = steps;
+    q->migrated = false;
+    if (!q->qmp || q->channel_lost) {
+        struct error err = ERROR_INIT;
+        (void)error_set(&err, ERROR_GONE, "the VMM's control channel is closed");
+        finish_op(vm, &err);
+        return;
+    }
+    run_step(vm);
+}
+
+static void run_state(struct vm *vm, const struct qemu_step *steps, int state_fd, vm_done done, void *arg)
+{
+    struct qemu *q = vm->priv;
+    q->state_fd = fcntl(state_fd, F_DUPFD_CLOEXEC, 3); /* its turn comes after this call */
+    if (q->state_fd >= 0) {
+        run(vm, steps, done, arg);
+        return;
+    }
+    struct error err = ERROR_INIT;
+    (void)error_errno(&err, ERROR_INTERNAL, errno, "duplicate the state file's descriptor");
+    done(arg, &err);
+}
+
+static void op_load(struct vm *vm, int state_fd, vm_done done, void *arg)
+{
+    run_state(vm, load_steps, state_fd, done, arg);
+}
+
+static void op_save(struct vm *vm, int state_fd, vm_done done, void *arg)
+{
+    run_state(vm, save_steps, state_fd, done, arg);
+}
+
+static void op_resume(struct vm *vm, vm_done done, void *arg)
+{
+    run(vm, resume_steps, done, arg);
+}
+
+static void op_pause(struct vm *vm, vm_done done, void *arg)
+{
+    run(vm, pause_steps, done, arg);
+}
+
+/* --- start and adoption --- */
+
+/* What a VMM that was started earlier is doing, from its own word for it. */
+static enum vm_state state_of(const char *status)
+{
+    if (strcmp(status, "inmigrate") == 0)
+        return VM_WAITING;
+    return strcmp(status, "running") == 0 ? VM_RUNNING : VM_PAUSED;
+}
+
+static void start_failed(struct vm *vm, const struct error *err)
+{
+    /* A VMM of our own that cannot be reached is of no use to anyone. */
+    if (vm->op == VM_OP_LAUNCH)
+        end_process(vm);
+    finish_op(vm, err);
+}
+
+static void on_status(void *arg, const struct error *err, const json_t *ret)
+{
+    struct vm *vm = arg;
+    struct qemu *q = vm->priv;
+    if (!q->done || (err && err->code == ERROR_GONE))
+        return; /* the end of the process answers the operation */
+    if (err) {
+        start_failed(vm, err);
+        return;
+    }
+    const char *status = json_string_value(json_object_get(ret, "status"));
+    if (vm->op == VM_OP_ADOPT)
+        (void)vm_set_state(vm, state_of(status ? status : ""));
+    if (!vm->engine->version[0])
+        (void)str_copy(vm->engine->version, sizeof(vm->engine->version), qmp_version(q->qmp));
+    finish_op(vm, NULL);
+}
+
+static int watch_process(struct vm *vm, const struct broker_vmm_info *info, struct error *err)
+{
+    struct qemu *q = vm->priv;
+    q->pidfd = info->pidfd;
+    vm->pid = info->pid;
+    (void)str_copy(vm->agent_socket, sizeof(vm->agent_socket), info->agent_socket);
+    const char *slash = strrchr(info->qmp_socket, '/');
+    int dir_len = slash ? (int)(slash - info->qmp_socket) : 0;
+    (void)snprintf(q->log_path, sizeof(q->log_path), "%.*s/vmm.log", dir_len, info->qmp_socket);
+    int rc = loop_fd_start(vm->engine->loop, &q->pid_watch, q->pidfd, EPOLLIN, on_process_end, vm, err);
+    if (rc < 0)
+        return rc;
+    return qmp_create(vm->engine->loop, info->qmp_socket, &channel_events, vm, &q->qmp, err);
+}
+
+static void on_started(void *arg, const struct error *err, const struct broker_vmm_info *info)
+{
+    struct qemu_start *s = arg;
+    struct vm *vm = s->vm;
+    bool kill = s->kill;
+    free(s);
+    if (!vm) { /* destroyed meanwhile; the VMM stays, as with any vm_destroy */
+        if (!err && info->pidfd >= 0)
+            (void)close(info->pidfd);
+        return;
+    }
+    struct qemu *q = vm->priv;
+    q->start = NULL;
+    if (err) {
+        finish_op(vm, err);
+        return;
+    }
+    struct error failure = ERROR_INIT;
+    if (watch_process(vm, info, &failure) < 0) {
+        start_failed(vm, &failure);
+        return;
+    }
+    if (kill)
+        end_process(vm);
+    qmp_call(q->qmp, "query-status", NULL, -1, UP_TIMEOUT_MS, on_status, vm);
+}
+
+/* The private part and the request; false: out of memory, answered. */
+static bool prepare_start(struct vm *vm, vm_done done, void *arg)
+{
+    struct qemu *q = calloc(1, sizeof(*q));
+    struct qemu_start *s = calloc(1, sizeof(*s));
+    if (!q || !s) {
+        free(q);
+        free(s);
+        struct error err = ERROR_INIT;
+        (void)error_set(&err, ERROR_NO_MEMORY, "out of memory");
+        done(arg, &err);
+        return false;
+    }
+    s->vm = vm;
+    q->start = s;
+    q->pidfd = -1;
+    q->state_fd = -1;
+    q->done = done;
+    q->done_arg = arg;
+    loop_timer_init(vm->engine->loop, &q->timer, on_step_timeout, vm);
+    vm->priv = q;
+    return true;
+}
+
+static enum broker_boot broker_boot_of(enum vm_boot boot)
+{
+    switch (boot) {
+    case VM_BOOT_GOLDEN:
+        return BROKER_BOOT_GOLDEN;
+    case VM_BOOT_RESTORE:
+        return BROKER_BOOT_RESTORE;
+    default:
+        return BROKER_BOOT_COLD;
+    }
+}
+
+static void op_launch(struct vm *vm, vm_done done, void *arg)
+{
+    if (!prepare_start(vm, done, arg))
+        return;
+    const struct vm_spec *spec = &vm->spec;
+    struct broker_vmm vmm = {.sandbox_id = spec->sandbox_id,
+                             .boot = broker_boot_of(spec->boot),
+                             .golden_key = spec->boot == VM_BOOT_COLD ? NULL : spec->golden_key,
+                             .platform = spec->platform,
+                             .kvm = vm->engine->kvm,
+                             .vcpus = spec->shape.vcpus,
+                             .memory_mib = spec->shape.memory_mib};
+    broker_vmm_start(vm->engine->broker, &vmm, on_started, ((struct qemu *)vm->priv)->start);
+}
+
+static void op_adopt(struct vm *vm, vm_done done, void *arg)
+{
+    if (prepare_start(vm, done, arg))
+        broker_vmm_adopt(vm->engine->broker, vm->spec.sandbox_id, on_started,
+                         ((struct qemu *)vm->priv)->start);
+}
+
+static void op_destroy(struct vm *vm)
+{
+    struct qemu *q = vm->priv;
+    if (!q)
+        return;
+    if (q->start)
+        q->start->vm = NULL;
+    qemu_console_drop(vm);
+    loop_fd_stop(&q->pid_watch);
+    loop_timer_stop(&q->timer);
+    qmp_destroy(q->qmp);
+    if (q->pidfd >= 0)
+        (void)close(q->pidfd);
+    if (q->state_fd >= 0)
+        (void)close(q->state_fd);
+    free(TAKE(vm->priv));
+}
+
+const struct vm_engine_ops vm_qemu_ops = {
+    .name = "qemu",
+    .launch = op_launch,
+    .adopt = op_adopt,
+    .load = op_load,
+    .resume = op_resume,
+    .pause = op_pause,
+    .save = op_save,
+    .console = qemu_console,
+    .kill = op_kill,
+    .destroy = op_destroy,
+};

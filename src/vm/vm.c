@@ -1,0 +1,369 @@
+#include "vm/vm.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+#include <utlist.h>
+
+#include "base/log.h"
+#include "base/str.h"
+#include "vm/engine.h"
+
+#define BIT(state) (1U << (state))
+
+static const struct {
+    const char *name;
+    unsigned to; /* states that may follow */
+} states[VM_STATES] = {
+    [VM_NEW] = {"new", BIT(VM_STARTING)},
+    [VM_STARTING] = {"starting", BIT(VM_WAITING) | BIT(VM_PAUSED) | BIT(VM_RUNNING) | BIT(VM_EXITED)},
+    [VM_WAITING] = {"waiting", BIT(VM_PAUSED) | BIT(VM_EXITED)},
+    [VM_PAUSED] = {"paused", BIT(VM_RUNNING) | BIT(VM_SAVED) | BIT(VM_EXITED)},
+    [VM_RUNNING] = {"running", BIT(VM_PAUSED) | BIT(VM_SAVED) | BIT(VM_EXITED)},
+    [VM_SAVED] = {"saved", BIT(VM_EXITED)},
+    [VM_EXITED] = {"exited", 0},
+};
+
+static const struct {
+    const char *name;
+    unsigned from; /* states in which it may be asked for */
+} ops[VM_OPS] = {
+    [VM_OP_LAUNCH] = {"launch", BIT(VM_NEW)},
+    [VM_OP_ADOPT] = {"adopt", BIT(VM_NEW)},
+    [VM_OP_LOAD] = {"load", BIT(VM_WAITING)},
+    [VM_OP_RESUME] = {"resume", BIT(VM_PAUSED) | BIT(VM_RUNNING)},
+    [VM_OP_PAUSE] = {"pause", BIT(VM_PAUSED) | BIT(VM_RUNNING)},
+    [VM_OP_SAVE] = {"save", BIT(VM_PAUSED) | BIT(VM_RUNNING)},
+};
+
+struct vm_refusal {
+    struct vm_refusal *prev, *next;
+    struct vm *vm;
+    vm_done done;
+    void *arg;
+    struct error err;
+    struct loop_deferred deferred;
+};
+
+const char *vm_state_name(enum vm_state state)
+{
+    return state < VM_STATES ? states[state].name : "?";
+}
+
+bool vm_state_allows(enum vm_state from, enum vm_state to)
+{
+    return from < VM_STATES && to < VM_STATES && (states[from].to & BIT(to)) != 0;
+}
+
+bool vm_set_state(struct vm *vm, enum vm_state to)
+{
+    if (!vm_state_allows(vm->state, to))
+        return false;
+    LOG(LOG_DEBUG, "vm state", "sandbox=%s from=%s to=%s", vm->spec.sandbox_id, vm_state_name(vm->state),
+        vm_state_name(to));
+    vm->state = to;
+    if (to == VM_EXITED)
+        vm->pid = 0;
+    return true;
+}
+
+/* --- calls --- */
+
+static void on_refusal(void *arg)
+{
+    struct vm_refusal *r = arg;
+    vm_done done = r->done;
+    void *done_arg = r->arg;
+    struct error err = r->err;
+    DL_DELETE(r->vm->refusals, r);
+    free(r);
+    done(done_arg, &err);
+}
+
+static void refuse(struct vm *vm, enum vm_op op, vm_done done, void *arg)
+{
+    struct vm_refusal *r = calloc(1, sizeof(*r));
+    if (!r)
+        abort(); /* a promise to answer cannot be kept without memory to remember it */
+    r->vm = vm;
+    r->done = done;
+    r->arg = arg;
+    if (vm->state == VM_EXITED)
+        (void)error_set(&r->err, ERROR_GONE, "the VMM has ended");
+    else if (vm->op != VM_OP_NONE)
+        (void)error_set(&r->err, ERROR_CONFLICT, "cannot %s the VM: %s is in progress", ops[op].name,
+                        ops[vm->op].name);
+    else
+        (void)error_set(&r->err, ERROR_CONFLICT, "cannot %s a VM that is %s", ops[op].name,
+                        vm_state_name(vm->state));
+    DL_APPEND(vm->refusals, r);
+    loop_defer(vm->engine->loop, &r->deferred, on_refusal, r);
+}
+
+static void answer(void *arg)
+{
+    struct vm *vm = arg;
+    vm_done done = vm->done;
+    struct error err = vm->result;
+    vm->op = VM_OP_NONE;
+    vm->done = NULL;
+    done(vm->done_arg, err.code == 0 ? NULL : &err);
+}
+
+/* The state a successful call leads to. */
+static enum vm_state state_after(const struct vm *vm, enum vm_op op)
+{
+    switch (op) {
+    case VM_OP_LAUNCH:
+        return vm->spec.boot == VM_BOOT_RESTORE ? VM_WAITING : VM_RUNNING;
+    case VM_OP_RESUME:
+        return VM_RUNNING;
+    case VM_OP_LOAD:
+    case VM_OP_PAUSE:
+        return VM_PAUSED;
+    default:
+        return vm->state; /* ADOPT and SAVE: the engine has set it */
+    }
+}
+
+/* The engine's answer. */
+static void op_done(void *arg, const struct error *err)
+{
+    struct vm *vm = arg;
+    assert(vm->op != VM_OP_NONE);
+    if (err) {
+        vm->result = *err;
+        if (vm->state == VM_STARTING)
+            (void)vm_set_state(vm, VM_EXITED); /* nothing was started, or nothing we can reach */
+    } else {
+        vm->result = (struct error)ERROR_INIT;
+        enum vm_state to = state_after(vm, vm->op);
+        if (to != vm->state)
+            (void)vm_set_state(vm, to);
+    }
+    if (vm->calling)
+        loop_defer(vm->engine->loop, &vm->answer, answer, vm);
+    else
+        answer(vm);
+}
+
+/* Takes the slot for an operation; false: refused, the caller will be told. */
+static bool begin(struct vm *vm, enum vm_op op, vm_done done, void *arg)
+{
+    if (vm->op != VM_OP_NONE || !(ops[op].from & BIT(vm->state))) {
+        refuse(vm, op, done, arg);
+        return false;
+    }
+    vm->op = op;
+    vm->done = done;
+    vm->done_arg = arg;
+    vm->calling = true;
+    return true;
+}
+
+void vm_launch(struct vm *vm, vm_done done, void *arg)
+{
+    if (!begin(vm, VM_OP_LAUNCH, done, arg))
+        return;
+    (void)vm_set_state(vm, VM_STARTING);
+    vm->engine->ops->launch(vm, op_done, vm);
+    vm->calling = false;
+}
+
+void vm_adopt(struct vm *vm, vm_done done, void *arg)
+{
+    if (!begin(vm, VM_OP_ADOPT, done, arg))
+        return;
+    (void)vm_set_state(vm, VM_STARTING);
+    vm->engine->ops->adopt(vm, op_done, vm);
+    vm->calling = false;
+}
+
+void vm_load(struct vm *vm, int state_fd, vm_done done, void *arg)
+{
+    if (!begin(vm, VM_OP_LOAD, done, arg))
+        return;
+    vm->engine->ops->load(vm, state_fd, op_done, vm);
+    vm->calling = false;
+}
+
+void vm_resume(struct vm *vm, vm_done done, void *arg)
+{
+    if (!begin(vm, VM_OP_RESUME, done, arg))
+        return;
+    vm->engine->ops->resume(vm, op_done, vm);
+    vm->calling = false;
+}
+
+void vm_pause(struct vm *vm, vm_done done, void *arg)
+{
+    if (!begin(vm, VM_OP_PAUSE, done, arg))
+        return;
+    vm->engine->ops->pause(vm, op_done, vm);
+    vm->calling = false;
+}
+
+void vm_save(struct vm *vm, int state_fd, vm_done done, void *arg)
+{
+    if (!begin(vm, VM_OP_SAVE, done, arg))
+        return;
+    vm->engine->ops->save(vm, state_fd, op_done, vm);
+    vm->calling = false;
+}
+
+void vm_console(struct vm *vm, vm_console_done done, void *arg)
+{
+    vm->engine->ops->console(vm, done, arg);
+}
+
+void vm_kill(struct vm *vm)
+{
+    if (vm->state != VM_NEW && vm->state != VM_EXITED)
+        vm->engine->ops->kill(vm);
+}
+
+void vm_exited(struct vm *vm, const char *why)
+{
+    if (!vm_set_state(vm, VM_EXITED))
+        return;
+    bool destroyed = false;
+    vm->destroyed = &destroyed;
+    if (vm->op != VM_OP_NONE) {
+        loop_defer_cancel(vm->engine->loop, &vm->answer);
+        (void)error_set(&vm->result, ERROR_GONE, "the VMM has ended: %s", why);
+        answer(vm);
+        if (destroyed)
+            return;
+    }
+    vm->destroyed = NULL;
+    vm->events->exited(vm->events_arg, why);
+}
+
+/* --- objects --- */
+
+static int check_spec(const struct vm_spec *spec, struct error *err)
+{
+    const struct vm_shape *s = &spec->shape;
+    if (!id_valid(spec->sandbox_id, "sb"))
+        return error_set(err, ERROR_INVALID, "not a sandbox id: %s", spec->sandbox_id);
+    if (s->vcpus < 1 || s->vcpus > 8)
+        return error_field(err, ERROR_INVALID, "resources.vcpus", "vcpus is %u; 1 to 8 are possible",
+                           s->vcpus);
+    if (s->memory_mib < 64 || s->memory_mib > 65536)
+        return error_field(err, ERROR_INVALID, "resources.memory_mib",
+                           "memory_mib is %u; 64 to 65536 are possible", s->memory_mib);
+    if (spec->boot != VM_BOOT_COLD && !spec->golden_key[0])
+        return error_set(err, ERROR_INVALID, "a golden's key is missing");
+    return 0;
+}
+
+int vm_create(struct vm_engine *e, const struct vm_spec *spec, const struct vm_events *events, void *arg,
+              struct vm **ret, struct error *err)
+{
+    int rc = check_spec(spec, err);
+    if (rc < 0)
+        return rc;
+    struct vm *vm = calloc(1, sizeof(*vm));
+    if (!vm)
+        return error_set(err, ERROR_NO_MEMORY, "out of memory");
+    vm->engine = e;
+    vm->spec = *spec;
+    vm->events = events;
+    vm->events_arg = arg;
+    e->vms++;
+    *ret = vm;
+    return 0;
+}
+
+void vm_set_events(struct vm *vm, const struct vm_events *events, void *arg)
+{
+    vm->events = events;
+    vm->events_arg = arg;
+}
+
+void vm_destroy(struct vm *vm)
+{
+    if (!vm)
+        return;
+    if (vm->destroyed)
+        *vm->destroyed = true;
+    vm->engine->ops->destroy(vm);
+    loop_defer_cancel(vm->engine->loop, &vm->answer);
+    struct vm_refusal *r;
+    struct vm_refusal *tmp;
+    DL_FOREACH_SAFE(vm->refusals, r, tmp)
+    {
+        loop_defer_cancel(vm->engine->loop, &r->deferred);
+        DL_DELETE(vm->refusals, r);
+        free(r);
+    }
+    vm->engine->vms--;
+    free(vm);
+}
+
+pid_t vm_pid(const struct vm *vm)
+{
+    return vm->pid;
+}
+
+bool vm_is_running(const struct vm *vm)
+{
+    return vm->state == VM_RUNNING;
+}
+
+const char *vm_agent_socket(const struct vm *vm)
+{
+    return vm->agent_socket;
+}
+
+/* --- the engine table --- */
+
+int vm_engine_new(struct loop *l, struct broker *b, const struct vm_engine_ops *table, struct vm_engine **ret,
+                  struct error *err)
+{
+    struct vm_engine *e = calloc(1, sizeof(*e));
+    if (!e)
+        return error_set(err, ERROR_NO_MEMORY, "out of memory");
+    e->loop = l;
+    e->broker = b;
+    e->ops = table;
+    e->info = (struct vm_engine_info){
+        .name = table->name, .acceleration = "none", .version = e->version, .reason = e->reason};
+    *ret = e;
+    return 0;
+}
+
+int vm_engine_create(struct loop *l, struct broker *b, enum vm_engine_choice choice, bool kvm_works,
+                     const char *kvm_why, struct vm_engine **ret, struct error *err)
+{
+    switch (choice) {
+    case VM_ENGINE_AUTO:
+    case VM_ENGINE_QEMU:
+        return vm_qemu_create(l, b, kvm_works, kvm_why, ret, err);
+    case VM_ENGINE_FIRECRACKER:
+        return error_set(err, ERROR_UNSUPPORTED,
+                         "this release has no firecracker engine; use --engine auto or qemu");
+    default:
+        return error_set(err, ERROR_UNSUPPORTED, "this engine exists in tests only");
+    }
+}
+
+void vm_engine_destroy(struct vm_engine *e)
+{
+    if (!e)
+        return;
+    assert(e->vms == 0);
+    if (e->finish)
+        e->finish(e);
+    free(e);
+}
+
+const struct vm_engine_info *vm_engine_info(const struct vm_engine *e)
+{
+    return &e->info;
+}
+
+const char *vm_engine_layout(const struct vm_engine *e)
+{
+    return e->layout;
+}
