@@ -1,0 +1,230 @@
+"""The server as a program: starting, refusing to start, two beside each other, purge, confinement."""
+import os
+import re
+import socket
+import subprocess
+import unittest
+
+from harness import host, server
+from harness.case import OwnServerTest, SpaceTest, limit
+from harness.server import Server
+from harness.wait import until
+
+
+def refused(one, timeout=60):
+    """Starts a server that must not come up; returns (exit code, log)."""
+    one.spawn()
+    try:
+        code = one.process.wait(timeout)
+    except subprocess.TimeoutExpired as error:
+        one.kill()
+        raise AssertionError(f"it started: {one.log()}") from error
+    finally:
+        server.shutil.rmtree(one.base, ignore_errors=True) if one.process.poll() is None else None
+    return code, one.log()
+
+
+class Refusals(unittest.TestCase):
+    def check(self, one, words, codes=(1, 2)):
+        code, log = refused(one)
+        self.assertIn(code, codes, log)
+        for word in words:
+            self.assertIn(word, log)
+        self.assertNotIn("spaced: ready", log)
+        server.shutil.rmtree(one.base, ignore_errors=True)
+
+    def test_port_taken(self):
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            port = taken.getsockname()[1]
+            self.check(Server(listen=f"127.0.0.1:{port}"), [str(port), "in use"])
+
+    def test_dev_binds_loopback_only(self):
+        self.check(Server(listen="0.0.0.0:0"), ["loopback"])
+
+    def test_state_dir_is_a_file(self):
+        one = Server()
+        path = os.path.join(one.base, "file")
+        with open(path, "w", encoding="ascii"):
+            pass
+        one.state_dir = path
+        self.check(one, [path])
+
+    def test_state_dir_not_writable(self):
+        one = Server(state_dir="/proc/space-state")
+        self.check(one, ["/proc/space-state"])
+
+    def test_bad_configuration(self):
+        for key, value in (("max_vcpus", "many"), ("colour", "red"), ("default_memory_mib", "1"),
+                           ("engine", "warp"), ("pool_size_mib", "-1")):
+            with self.subTest(key=key):
+                self.check(Server(config={key: value}), [key])
+
+    def test_missing_configuration(self):
+        self.check(Server(args=["--config", "/nowhere/spaced.conf"]), ["/nowhere/spaced.conf"])
+
+    def test_unknown_option(self):
+        self.check(Server(args=["--colour", "red"]), ["--colour"], (2,))
+
+    def test_engine_not_offered(self):
+        self.check(Server(engine="firecracker"), ["firecracker"])
+
+    def test_without_root(self):
+        one = Server()
+        done = subprocess.run(["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups",
+                               *one.command()], capture_output=True, timeout=60, text=True)
+        server.shutil.rmtree(one.base, ignore_errors=True)
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn("root", done.stderr)
+
+
+class Programs(unittest.TestCase):
+    def test_help_and_version(self):
+        for args, word in ((["--help"], "--state-dir"), (["--version"], "spaced ")):
+            done = subprocess.run([server.program("spaced"), *args], capture_output=True, text=True, timeout=30)
+            self.assertEqual(done.returncode, 0, done)
+            self.assertIn(word, done.stdout)
+
+
+class TwoServers(OwnServerTest):
+    @limit(300)
+    def test_second_on_the_same_state_directory_is_refused(self):
+        second = Server(state_dir=self.server.state_dir)
+        code, log = refused(second)
+        self.assertNotEqual(code, 0)
+        self.assertIn(self.server.state_dir, log)
+        self.assertEqual(self.sandbox().sh("echo first goes on"), "first goes on\n")
+
+    @limit(400)
+    def test_two_beside_each_other(self):
+        other = Server().start().with_busybox()
+        try:
+            mine, theirs = self.sandbox(), other.api.sandbox(template="busybox")
+            self.assertEqual(theirs.sh("echo other"), "other\n")
+            uids = {p.status()["Uid"] for p in self.server.vmms()} & {p.status()["Uid"] for p in other.vmms()}
+            self.assertFalse(uids, "uids are shared")
+            self.assertNotEqual(self.server.daemon().status()["Uid"], other.daemon().status()["Uid"])
+            self.assertEqual(other.api.call("GET", mine.path).status, 404)
+            self.assertEqual(other.api.with_key(self.server.key).call("GET", "/v1/sandboxes").status, 401)
+        finally:
+            other.close()
+        self.assertEqual(mine.sh("echo unharmed by the other's purge"), "unharmed by the other's purge\n")
+
+    @limit(300)
+    def test_purge_refuses_while_a_daemon_runs(self):
+        done = subprocess.run([server.program("spaced"), "--state-dir", self.server.state_dir, "--purge"],
+                              capture_output=True, timeout=60)
+        self.assertNotEqual(done.returncode, 0)
+        self.assertEqual(self.sandbox().sh("echo alive"), "alive\n")
+
+
+class Purge(unittest.TestCase):
+    @limit(400)
+    def test_purge_leaves_nothing(self):
+        before = self.picture()
+        one = Server().start().with_busybox()
+        try:
+            running, stopped = one.api.sandbox(template="busybox"), one.api.sandbox(template="busybox")
+            stopped.verb("stop")
+            ids = one.sandbox_dirs()
+            self.assertIn(running.id, ids)
+            one.kill()
+            done = one.purge()
+            self.assertEqual(done.returncode, 0, done)
+            self.assertFalse(host.with_argument(*ids), "VMM processes are left")
+            self.assertFalse(one.leftovers())
+            until(lambda: self.picture() == before, f"the host as before: {before}, now {self.picture()}", 20)
+            again = one.purge()
+            self.assertEqual(again.returncode, 0, "purging twice")
+        finally:
+            one.purge_quietly()
+
+    @staticmethod
+    def picture():
+        """What a server takes on the host, outside of its directory."""
+        return {"loops": host.loops("/var/tmp/space-test-"), "mounts": host.mounts("/var/tmp"),
+                "cgroups": host.cgroups("space"), "run": host.listing("/run/space")}
+
+
+class Confinement(SpaceTest):
+    def test_the_vmm_process(self):
+        sb, other = self.sandbox(), self.sandbox()
+        vmm, second = self.server.vmm(sb.id), self.server.vmm(other.id)
+        status = vmm.status()
+        uids = status["Uid"].split()
+        self.assertEqual(len(set(uids)), 1, "one uid, for good")
+        self.assertNotEqual(uids[0], "0")
+        self.assertNotEqual(uids[0], second.status()["Uid"].split()[0], "each VMM has a uid of its own")
+        self.assertNotEqual(uids[0], self.server.daemon().status()["Uid"].split()[0])
+        self.assertEqual(status["NoNewPrivs"], "1")
+        self.assertEqual(status["Seccomp"], "2")
+        for name in ("CapEff", "CapPrm", "CapInh", "CapAmb", "CapBnd"):
+            self.assertEqual(int(status[name], 16), 0, name)
+        self.assertEqual(status.get("Groups", "").split(), [])
+        root = os.readlink(f"/proc/{vmm.pid}/root")
+        entries = os.listdir(f"/proc/{vmm.pid}/root/")
+        self.assertTrue(root != "/" or "home" not in entries, (root, entries))
+        self.assertNotIn("etc", entries)
+        for space in ("net", "mnt", "ipc", "uts", "pid"):
+            mine, theirs = (os.readlink(f"/proc/{pid}/ns/{space}") for pid in ("self", vmm.pid))
+            self.assertNotEqual(mine, theirs, f"{space} namespace")
+        interfaces = [line.split(":")[0].strip() for line in host.read(f"/proc/{vmm.pid}/net/dev").splitlines()[2:]]
+        self.assertEqual(interfaces, ["lo"])
+        self.assertIn(sb.id, " ".join(vmm.argv))
+        self.assertNotIn(other.id, " ".join(vmm.argv))
+
+    def test_the_vmm_sees_no_other_sandboxs_files(self):
+        sb, other = self.sandbox(), self.sandbox()
+        vmm = self.server.vmm(sb.id)
+        uid = vmm.status()["Uid"].split()[0]
+        for folder, dirs, names in os.walk(f"/proc/{vmm.pid}/root"):
+            self.assertNotIn(other.id, dirs + names)
+            if "proc" in dirs:
+                dirs.remove("proc")
+        disk = os.path.join(self.server.state_dir, "pool", "sandboxes", other.id, "disk.raw")
+        self.assertTrue(os.path.exists(disk))
+        done = subprocess.run(["setpriv", "--reuid", uid, "--regid", uid, "--clear-groups", "cat", disk],
+                              stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, timeout=30)
+        self.assertNotEqual(done.returncode, 0)
+        for target in vmm.fds():
+            self.assertNotIn(other.id, target)
+
+    def test_the_daemon(self):
+        status = self.server.daemon().status()
+        self.assertNotIn("0", status["Uid"].split())
+        self.assertEqual(status["NoNewPrivs"], "1")
+        self.assertEqual(int(status["CapEff"], 16), 0)
+        self.assertEqual(int(status["CapPrm"], 16), 0)
+        for name in ("dev.key", os.path.join("pool", "sandboxes")):
+            path = os.path.join(self.server.state_dir, name)
+            self.assertNotEqual(str(os.stat(path).st_uid), status["Uid"].split()[0], path)
+
+    def test_the_broker_has_no_network(self):
+        broker = self.server.broker()
+        self.assertEqual(broker.status()["Uid"].split()[0], "0")
+        sockets = [fd for fd in broker.fds() if fd.startswith("socket")]
+        self.assertLess(len(sockets), 20)
+        listening = re.findall(r"^ *\d+: [0-9A-F]+:[0-9A-F]+ [0-9A-F:]+ 0A .*$", host.read("/proc/net/tcp"), re.M)
+        inodes = {line.split()[9] for line in listening}
+        mine = set()
+        for name in os.listdir(f"/proc/{broker.pid}/fd"):
+            try:
+                link = os.readlink(f"/proc/{broker.pid}/fd/{name}")
+            except OSError:
+                continue
+            if link.startswith("socket:["):
+                mine.add(link[8:-1])
+        self.assertFalse(inodes & mine, "the broker listens on TCP")
+
+    def test_nothing_secret_on_command_lines_or_in_the_log(self):
+        sb = self.sandbox(env={"SECRET": "s3cr3t-value-of-env"})
+        session = sb.session(["echo", "x"])
+        token = session["attach"]["token"]
+        for process in self.server.family() + self.server.vmms():
+            line = " ".join(process.argv)
+            for secret in (self.server.key, token, "s3cr3t-value-of-env"):
+                self.assertNotIn(secret, line)
+        log = self.server.log_bytes()
+        for secret in (self.server.key, token, "s3cr3t-value-of-env"):
+            self.assertNotIn(secret.encode(), log)
