@@ -224,17 +224,35 @@ int root_stage(const struct config *c, const char *self, struct error *err)
     if (rc < 0)
         return rc;
     probe_kvm(&h);
-    rc = server_start(c->state_dir, c->pool_size_mib, &lease, &h.channel_fd, err);
+    rc = server_start(c->state_dir, (uint32_t)c->pool_size_mib, &lease, &h.channel_fd, err);
     return rc < 0 ? rc : second_stage(&h, lease.uid_first, self, err);
+}
+
+/* The daemon's own files: without the disks they describe nothing. The key and the lock stay. */
+static int remove_daemon_files(const char *state_dir, struct error *err)
+{
+    static const char *const names[] = {"spaced", "platform"};
+    AUTO_CLOSE int dir = open(state_dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (dir < 0)
+        return error_errno(err, ERROR_INTERNAL, errno, "open %s", state_dir);
+    for (size_t i = 0; i < ARRAY_LEN(names); i++) {
+        int rc = fs_remove_tree(dir, names[i], err);
+        if (rc < 0)
+            return rc;
+    }
+    return 0;
 }
 
 int root_purge(const struct config *c, struct error *err)
 {
     AUTO_CLOSE int lock = -1;
     int rc = need_root(err);
-    if (rc == 0 && access(c->state_dir, F_OK) < 0)
+    if (rc < 0)
+        return rc;
+    if (access(c->state_dir, F_OK) < 0)
         return errno == ENOENT ? 0 : error_errno(err, ERROR_INTERNAL, errno, "%s", c->state_dir);
+    rc = lock_state_dir(c->state_dir, &lock, err);
     if (rc == 0)
-        rc = lock_state_dir(c->state_dir, &lock, err);
-    return rc < 0 ? rc : server_purge(c->state_dir, err);
+        rc = server_purge(c->state_dir, err);
+    return rc < 0 ? rc : remove_daemon_files(c->state_dir, err);
 }
