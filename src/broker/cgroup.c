@@ -1,0 +1,233 @@
+#include "broker/cgroup.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/cleanup.h"
+#include "base/clock.h"
+#include "base/fs.h"
+#include "base/str.h"
+
+#define REMOVE_MS 5000
+
+const char *cgroup_mode_name(enum cgroup_mode mode)
+{
+    return mode == CGROUP_V2 ? "v2" : mode == CGROUP_V1 ? "v1" : "none";
+}
+
+/* Writes a control file; false with errno on failure. */
+static bool put(const char *dir, const char *file, const char *value)
+{
+    char path[320];
+    (void)snprintf(path, sizeof(path), "%s/%s", dir, file);
+    AUTO_CLOSE int fd = open(path, O_WRONLY | O_CLOEXEC);
+    if (fd < 0)
+        return false;
+    size_t n = strlen(value);
+    return write(fd, value, n) == (ssize_t)n;
+}
+
+/* Whether a word stands in a file of blank-separated words. */
+static bool has_word(const char *path, const char *word)
+{
+    AUTO_FREE char *text = NULL;
+    size_t n;
+    if (fs_read_file(AT_FDCWD, path, 4096, &text, &n, NULL) < 0)
+        return false;
+    char *save = NULL;
+    for (char *w = strtok_r(text, " \n", &save); w; w = strtok_r(NULL, " \n", &save))
+        if (strcmp(w, word) == 0)
+            return true;
+    return false;
+}
+
+static bool v2_has_controllers(const char *dir)
+{
+    char path[256];
+    (void)snprintf(path, sizeof(path), "%s/cgroup.controllers", dir);
+    return has_word(path, "memory") && has_word(path, "pids");
+}
+
+static bool make_dir(const char *path)
+{
+    return mkdir(path, 0755) == 0 || errno == EEXIST;
+}
+
+static bool add_parent(struct cgroup_host *h, const char *mount, const char *server_id)
+{
+    char *to = h->parents[h->count];
+    int n = snprintf(to, sizeof(h->parents[0]), "%s/space-%s", mount, server_id);
+    if (n < 0 || (size_t)n >= sizeof(h->parents[0]) || !make_dir(to))
+        return false;
+    h->count++;
+    return true;
+}
+
+/* The controllers are handed down one level at a time; the top one may have them already. */
+static bool set_up_v2(struct cgroup_host *h, const char *mount, const char *server_id)
+{
+    if (!v2_has_controllers(mount))
+        return false;
+    const char *const controllers[] = {"+memory", "+pids", "+cpu"};
+    for (size_t i = 0; i < ARRAY_LEN(controllers); i++)
+        (void)put(mount, "cgroup.subtree_control", controllers[i]);
+    if (!add_parent(h, mount, server_id))
+        return false;
+    for (size_t i = 0; i < ARRAY_LEN(controllers); i++)
+        (void)put(h->parents[0], "cgroup.subtree_control", controllers[i]);
+    char path[256];
+    (void)snprintf(path, sizeof(path), "%s/cgroup.subtree_control", h->parents[0]);
+    if (has_word(path, "memory") && has_word(path, "pids"))
+        return true;
+    (void)rmdir(h->parents[0]);
+    h->count = 0;
+    return false;
+}
+
+/* One line of /proc/self/mounts: device, mount point, type, options. */
+struct mount_line {
+    const char *point, *type, *options;
+};
+
+static bool split_mount(char *line, struct mount_line *ret)
+{
+    char *save = NULL;
+    (void)strtok_r(line, " ", &save);
+    ret->point = strtok_r(NULL, " ", &save);
+    ret->type = strtok_r(NULL, " ", &save);
+    ret->options = strtok_r(NULL, " ", &save);
+    return ret->options != NULL;
+}
+
+static bool has_option(const char *options, const char *name)
+{
+    size_t n = strlen(name);
+    for (const char *p = options; p; p = strchr(p, ','), p = p ? p + 1 : NULL)
+        if (strncmp(p, name, n) == 0 && (p[n] == ',' || p[n] == '\0'))
+            return true;
+    return false;
+}
+
+static void look_at_mount(struct cgroup_host *h, const struct mount_line *m, const char *server_id)
+{
+    if (h->mode == CGROUP_V2)
+        return;
+    if (strcmp(m->type, "cgroup2") == 0 && h->count == 0 && set_up_v2(h, m->point, server_id)) {
+        h->mode = CGROUP_V2;
+        return;
+    }
+    if (strcmp(m->type, "cgroup") != 0 || h->count >= RECORD_CGROUPS)
+        return;
+    bool wanted = has_option(m->options, "memory") || has_option(m->options, "pids") ||
+                  (has_option(m->options, "cpu") && !has_option(m->options, "cpuset"));
+    if (wanted && add_parent(h, m->point, server_id))
+        h->mode = CGROUP_V1;
+}
+
+void cgroup_find(struct cgroup_host *h, const char *server_id)
+{
+    memset(h, 0, sizeof(*h));
+    AUTO_FCLOSE FILE *f = fopen("/proc/self/mounts", "re");
+    AUTO_FREE char *line = NULL;
+    size_t cap = 0;
+    while (f && getline(&line, &cap, f) > 0) {
+        struct mount_line m;
+        if (split_mount(line, &m))
+            look_at_mount(h, &m, server_id);
+    }
+}
+
+void cgroup_forget(const struct cgroup_host *h)
+{
+    for (unsigned i = 0; i < h->count; i++)
+        (void)rmdir(h->parents[i]);
+}
+
+void cgroup_plan(const struct cgroup_host *h, struct record *r)
+{
+    char id[ID_SIZE];
+    (void)str_copy(id, sizeof(id), r->id);
+    r->cgroup_count = h->count;
+    for (unsigned i = 0; i < h->count; i++)
+        (void)snprintf(r->cgroups[i], sizeof(r->cgroups[i]), "%s/%s", h->parents[i], id);
+}
+
+int cgroup_make(const struct cgroup_host *h, const struct record *r, uint64_t memory_bytes, unsigned pids,
+                struct error *err)
+{
+    char memory[24];
+    char count[24];
+    (void)snprintf(memory, sizeof(memory), "%llu", (unsigned long long)memory_bytes);
+    (void)snprintf(count, sizeof(count), "%u", pids);
+    bool v2 = h->mode == CGROUP_V2;
+    for (unsigned i = 0; i < r->cgroup_count; i++) {
+        if (!make_dir(r->cgroups[i]))
+            return error_errno(err, ERROR_INTERNAL, errno, "make the cgroup %s", r->cgroups[i]);
+        /* In v1 each directory has one controller's files: the others fail, by design. */
+        (void)put(r->cgroups[i], v2 ? "memory.max" : "memory.limit_in_bytes", memory);
+        (void)put(r->cgroups[i], "pids.max", count);
+        if (v2)
+            (void)put(r->cgroups[i], "memory.oom.group", "1");
+    }
+    return 0;
+}
+
+int cgroup_attach(const struct record *r, pid_t pid, struct error *err)
+{
+    char text[16];
+    (void)snprintf(text, sizeof(text), "%d", (int)pid);
+    for (unsigned i = 0; i < r->cgroup_count; i++)
+        if (!put(r->cgroups[i], "cgroup.procs", text))
+            return error_errno(err, ERROR_INTERNAL, errno, "enter the cgroup %s", r->cgroups[i]);
+    return 0;
+}
+
+/* SIGKILL to everything inside. The pids come from the cgroup itself, read a moment ago. */
+static void kill_inside(const char *dir)
+{
+    if (put(dir, "cgroup.kill", "1"))
+        return;
+    char path[320];
+    (void)snprintf(path, sizeof(path), "%s/cgroup.procs", dir);
+    AUTO_FREE char *text = NULL;
+    size_t n;
+    if (fs_read_file(AT_FDCWD, path, 65536, &text, &n, NULL) < 0)
+        return;
+    char *save = NULL;
+    for (char *w = strtok_r(text, "\n", &save); w; w = strtok_r(NULL, "\n", &save)) {
+        uint64_t pid;
+        if (str_to_u64(w, 2, INT32_MAX, &pid))
+            (void)kill((pid_t)pid, SIGKILL);
+    }
+}
+
+static int remove_dir(const char *dir, struct error *err)
+{
+    int64_t deadline = clock_mono_ns() + REMOVE_MS * CLOCK_NS_PER_MS;
+    for (;;) {
+        if (rmdir(dir) == 0 || errno == ENOENT)
+            return 0;
+        if (errno != EBUSY || clock_mono_ns() > deadline)
+            return error_errno(err, ERROR_INTERNAL, errno, "remove the cgroup %s", dir);
+        kill_inside(dir);
+        /* v1 has no event for "the last task has left": look again shortly. */
+        (void)poll(NULL, 0, 2);
+    }
+}
+
+int cgroup_remove(const struct record *r, struct error *err)
+{
+    int rc = 0;
+    for (unsigned i = 0; i < r->cgroup_count; i++) {
+        int one = remove_dir(r->cgroups[i], err);
+        rc = rc < 0 ? rc : one;
+    }
+    return rc;
+}

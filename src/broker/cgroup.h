@@ -1,0 +1,41 @@
+/* A cgroup for each VMM: v2 when the unified hierarchy has the memory and pids controllers, else v1
+ * (memory, pids, cpu, where mounted), else none.
+ *
+ * They hang at the top of the hierarchy under space-<server>, not under the cgroup that spaced was
+ * started in: VMMs outlive spaced, and a service manager ends what it finds in a service's own cgroup. */
+#pragma once
+
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "base/error.h"
+#include "broker/record.h"
+
+enum cgroup_mode { CGROUP_NONE, CGROUP_V1, CGROUP_V2 };
+
+struct cgroup_host {
+    enum cgroup_mode mode;
+    char parents[RECORD_CGROUPS][160]; /* this server's own directories */
+    unsigned count;
+};
+
+const char *cgroup_mode_name(enum cgroup_mode mode);
+
+/* Finds what the host has and makes this server's directories. Never fails: mode NONE at worst. */
+void cgroup_find(struct cgroup_host *h, const char *server_id);
+
+/* Removes this server's directories. */
+void cgroup_forget(const struct cgroup_host *h);
+
+/* The directories for a sandbox, into the record (nothing is made yet). */
+void cgroup_plan(const struct cgroup_host *h, struct record *r);
+
+/* Makes the planned directories with these limits. */
+int cgroup_make(const struct cgroup_host *h, const struct record *r, uint64_t memory_bytes, unsigned pids,
+                struct error *err);
+
+/* Moves a process in. */
+int cgroup_attach(const struct record *r, pid_t pid, struct error *err);
+
+/* Kills what still is inside and removes the directories of a record. Absent is success. */
+int cgroup_remove(const struct record *r, struct error *err);

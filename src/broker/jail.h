@@ -1,0 +1,90 @@
+/* Building blocks of the two jails (VMMs, template builds): a process cloned into new namespaces, and a
+ * root of its own made of a small tmpfs and read-only binds.
+ *
+ * What runs between clone and exec allocates nothing and takes no lock: the broker has threads, and a
+ * lock one of them held at the clone would never be free in the child. */
+#pragma once
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "base/error.h"
+
+/* What went wrong in the child: sent through a pipe, turned into text by the parent. */
+struct jail_fail {
+    int errnum;
+    char step[60];
+};
+
+/* Fills *f with this step and errno; returns -1. */
+int jail_failed(struct jail_fail *f, const char *step, const char *what);
+
+struct jail_child {
+    pid_t pid; /* in the parent's pid namespace */
+    int pidfd;
+    int gate_fd;  /* the child waits for a byte here before it executes */
+    int error_fd; /* a struct jail_fail, or end of file when it has executed */
+};
+
+#define JAIL_CHILD_INIT                                      \
+    {                                                        \
+        .pid = 0, .pidfd = -1, .gate_fd = -1, .error_fd = -1 \
+    }
+
+/* Clones a child with these CLONE_NEW* flags that runs fn and ends when fn returns (fn fills *fail and
+ * returns -1, or executes). gate_fd is for jail_wait_gate. When the parent dies before jail_release the
+ * child ends. */
+int jail_clone(uint64_t namespaces, int (*fn)(void *arg, int gate_fd, struct jail_fail *fail), void *arg,
+               struct jail_child *ret, struct error *err);
+
+/* In the child: waits for jail_release. */
+int jail_wait_gate(int gate_fd, struct jail_fail *fail);
+
+/* Lets the child execute and waits until it has, or failed. On failure the child has been reaped. The
+ * pidfd stays the caller's. */
+int jail_release(struct jail_child *c, struct error *err);
+
+/* Kills and reaps a child that was not released. */
+void jail_abort(struct jail_child *c);
+
+enum jail_entry {
+    JAIL_END = 0,
+    JAIL_BIND,     /* from, read-only, no set-uid, no devices */
+    JAIL_BIND_RW,  /* the same, writable */
+    JAIL_BIND_ALL, /* with what is mounted below it; read-only is not recursive: for /proc, /sys, /dev */
+    JAIL_LINK,     /* symbolic link with the text `from` */
+    JAIL_DIR,      /* empty directory */
+    JAIL_DEVICE,   /* character device major:minor owned by `uid`, mode 0600 */
+};
+
+struct jail_item {
+    enum jail_entry entry;
+    const char *to; /* relative to the new root */
+    const char *from;
+    bool plain_file; /* from must be a regular file with no symbolic link anywhere in its path */
+    bool optional;   /* from may be missing */
+    unsigned major, minor;
+    uid_t uid;
+};
+
+/* In the child, in its own mount namespace: makes a new root on the directory `at` (which the outside
+ * never sees change), enters it and lets go of the old one. Ends in "/", which is read-only. */
+int jail_enter_root(const char *at, const struct jail_item *items, struct jail_fail *fail);
+
+/* Entries for the C library's world: /usr and where /lib, /lib64, /bin, /sbin point on this host. Fills
+ * at most 6 of items and returns how many; texts are static. Call before the clone. */
+unsigned jail_system_items(struct jail_item *items);
+
+/* In the child: rlimits all VMMs and builds share (no core files, open files, processes, file size). */
+int jail_limits(uint64_t file_size, unsigned files, unsigned processes, struct jail_fail *fail);
+
+/* In the child: gives up every capability and every way to get one, and becomes uid:uid alone. */
+int jail_drop(uid_t uid, struct jail_fail *fail);
+
+/* In the child: descriptors fds[i] become number i, without close-on-exec; every other one closes on
+ * exec. At most 8. */
+int jail_place_fds(const int *fds, unsigned count, struct jail_fail *fail);
+
+/* In the child: default signal actions, nothing blocked. */
+void jail_reset_signals(void);

@@ -1,0 +1,444 @@
+/* Requests about VMMs: start, adopt, kill. */
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/cleanup.h"
+#include "base/fs.h"
+#include "base/log.h"
+#include "base/proc.h"
+#include "base/str.h"
+#include "broker/jail.h"
+#include "broker/privd.h"
+#include "broker/vmm.h"
+#include "vm/qemu_argv.h"
+
+#define MIB (1024ULL * 1024)
+#define KILL_MS 10000
+#define ITEMS_MAX 24
+/* Over the guest's memory: QEMU itself, kernel and initramfs in its heap, and with TCG the buffer of
+ * translated code. */
+#define OVERHEAD_KVM_MIB 128
+#define OVERHEAD_TCG_MIB 192
+#define THREADS_MAX 128
+#define NAMESPACES (CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWPID)
+
+int op_need_sandbox(struct job *j)
+{
+    if (!j->sandbox)
+        return error_set(&j->err, ERROR_NOT_FOUND, "sandbox %s is not prepared", j->req.sandbox_id);
+    return 0;
+}
+
+/* --- a VMM's identity --- */
+
+/* Real uid of a process from /proc/PID/status; -1 when it is gone. */
+static int64_t process_uid(pid_t pid)
+{
+    char path[40];
+    (void)snprintf(path, sizeof(path), "/proc/%d/status", (int)pid);
+    AUTO_FREE char *text = NULL;
+    size_t n;
+    if (fs_read_file(AT_FDCWD, path, 8192, &text, &n, NULL) < 0)
+        return -1;
+    const char *line = strstr(text, "\nUid:");
+    return line ? strtoll(line + 5, NULL, 10) : -1;
+}
+
+static bool has_ended(int pidfd)
+{
+    struct pollfd f = {.fd = pidfd, .events = POLLIN};
+    return poll(&f, 1, 0) > 0;
+}
+
+bool vmm_alive(const struct record *r, int *ret_pidfd)
+{
+    if (r->vmm_pid <= 0)
+        return false;
+    AUTO_CLOSE int fd = proc_open(r->vmm_pid, r->vmm_start);
+    /* A broker that died between the record and the exec leaves a child that ends by itself: it still is
+     * root then, or this uid already; both go away or are this sandbox's. */
+    if (fd < 0 || has_ended(fd) || process_uid(r->vmm_pid) != (int64_t)r->uid)
+        return false;
+    *ret_pidfd = TAKE_FD(fd);
+    return true;
+}
+
+int vmm_stop(struct privd *p, struct sandbox *s, struct error *err)
+{
+    AUTO_CLOSE int pidfd = -1;
+    if (vmm_alive(&s->rec, &pidfd)) {
+        (void)proc_signal(pidfd, SIGKILL);
+        struct pollfd f = {.fd = pidfd, .events = POLLIN};
+        if (poll(&f, 1, KILL_MS) <= 0)
+            return error_set(err, ERROR_TIMEOUT, "the VMM (pid %d) does not end", (int)s->rec.vmm_pid);
+        (void)waitpid(s->rec.vmm_pid, NULL, WNOHANG); /* ours, or an earlier broker's: then init's */
+    }
+    int rc = cgroup_remove(&s->rec, err);
+    if (rc < 0)
+        return rc;
+    if (s->rec.vmm_pid == 0 && s->rec.cgroup_count == 0)
+        return 0;
+    s->rec.vmm_pid = 0;
+    s->rec.vmm_start = 0;
+    s->rec.cgroup_count = 0;
+    return record_write(p->records_fd, &s->rec, err);
+}
+
+/* --- sockets and the FIFO --- */
+
+int vmm_open_run(const struct privd *p, const char *sandbox_id)
+{
+    char path[64];
+    (void)snprintf(path, sizeof(path), "sandboxes/%s/run", sandbox_id);
+    return openat(p->pool_fd, path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+}
+
+void vmm_socket_path(const struct privd *p, const char *sandbox_id, const char *name, char *to, size_t size)
+{
+    (void)snprintf(to, size, "%.128s/pool/sandboxes/%s/run/%s", p->state_dir, sandbox_id, name);
+}
+
+int vmm_listen(const struct privd *p, int run_fd, const char *name, int *ret_fd, struct error *err)
+{
+    AUTO_CLOSE int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd < 0)
+        return error_errno(err, ERROR_INTERNAL, errno, "socket");
+    (void)unlinkat(run_fd, name, 0);
+    /* Through the directory's descriptor, so that the length of the state directory's path does not matter.
+     */
+    struct sockaddr_un a = {.sun_family = AF_UNIX};
+    (void)snprintf(a.sun_path, sizeof(a.sun_path), "/proc/self/fd/%d/%s", run_fd, name);
+    if (bind(fd, (struct sockaddr *)&a, sizeof(a)) < 0)
+        return error_errno(err, ERROR_INTERNAL, errno, "bind %s", name);
+    if (fchownat(run_fd, name, 0, (gid_t)p->lease.uid_first, AT_SYMLINK_NOFOLLOW) < 0 ||
+        fchmodat(run_fd, name, 0660, 0) < 0 || listen(fd, 8) < 0)
+        return error_errno(err, ERROR_INTERNAL, errno, "listen on %s", name);
+    *ret_fd = TAKE_FD(fd);
+    return 0;
+}
+
+int vmm_fifo(const struct privd *p, const char *sandbox_id, int *ret_read, int *ret_write, struct error *err)
+{
+    char path[64];
+    (void)snprintf(path, sizeof(path), "sandboxes/%s/stderr", sandbox_id);
+    if (mkfifoat(p->pool_fd, path, 0600) < 0 && errno != EEXIST)
+        return error_errno(err, ERROR_INTERNAL, errno, "make the FIFO of the VMM");
+    AUTO_CLOSE int reader = openat(p->pool_fd, path, O_RDONLY | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC);
+    AUTO_CLOSE int writer =
+        ret_write ? openat(p->pool_fd, path, O_RDWR | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC) : -1;
+    if (reader < 0 || (ret_write && writer < 0))
+        return error_errno(err, ERROR_INTERNAL, errno, "open the FIFO of the VMM");
+    *ret_read = TAKE_FD(reader);
+    if (ret_write)
+        *ret_write = TAKE_FD(writer);
+    return 0;
+}
+
+/* --- start --- */
+
+struct start {
+    struct job *j;
+    char disk[256], mem[400], kernel[336], initrd[336], preload[256], root_at[256], prefix[PATH_MAX];
+    struct jail_item items[ITEMS_MAX];
+    struct qemu_argv argv;
+    struct vmm_spec spec;
+    int null_fd, qmp_fd, agent_fd, stderr_fd, fifo_fd;
+};
+
+static void start_finish(struct start *s)
+{
+    const int fds[] = {s->null_fd, s->qmp_fd, s->agent_fd, s->stderr_fd, s->fifo_fd};
+    for (size_t i = 0; i < ARRAY_LEN(fds); i++)
+        if (fds[i] >= 0)
+            (void)close(fds[i]);
+}
+
+/* The golden memory this boot maps: it exists, is (un)sealed as the boot needs, and has the size of the
+ * VM's memory, so that no VMM resizes it. */
+static int check_memory(struct start *s, uint64_t *file_size)
+{
+    struct job *j = s->j;
+    const struct request *q = &j->req;
+    if (q->boot == BROKER_BOOT_COLD)
+        return 0;
+    (void)snprintf(s->mem, sizeof(s->mem), "%s/pool/golden/%s/mem", j->p->state_dir, q->key);
+    char sealed[BROKER_KEY_SIZE + 16];
+    (void)snprintf(sealed, sizeof(sealed), "golden/%s/sealed", q->key);
+    bool is_sealed = faccessat(j->p->pool_fd, sealed, F_OK, 0) == 0;
+    if (q->boot == BROKER_BOOT_RESTORE && !is_sealed)
+        return error_set(&j->err, ERROR_NOT_FOUND, "golden %s is not sealed", q->key);
+    if (q->boot == BROKER_BOOT_GOLDEN && (is_sealed || strcmp(j->sandbox->rec.golden, q->key) != 0))
+        return error_set(&j->err, ERROR_CONFLICT, "golden %s was not begun for this sandbox", q->key);
+    struct stat st;
+    if (lstat(s->mem, &st) < 0)
+        return error_errno(&j->err, ERROR_NOT_FOUND, errno, "memory of golden %s", q->key);
+    if ((uint64_t)st.st_size != q->memory_mib * MIB)
+        return error_field(&j->err, ERROR_INVALID, "memory_mib", "golden %s has %llu MiB of memory", q->key,
+                           (unsigned long long)st.st_size / MIB);
+    if (q->boot == BROKER_BOOT_GOLDEN && (uint64_t)st.st_size > *file_size)
+        *file_size = (uint64_t)st.st_size;
+    return 0;
+}
+
+static int check_disk(struct start *s, uint64_t *file_size)
+{
+    struct job *j = s->j;
+    (void)snprintf(s->disk, sizeof(s->disk), "%s/pool/sandboxes/%s/disk.raw", j->p->state_dir,
+                   j->req.sandbox_id);
+    struct stat st;
+    if (lstat(s->disk, &st) < 0)
+        return error_errno(&j->err, ERROR_NOT_FOUND, errno, "disk of %s", j->req.sandbox_id);
+    *file_size = (uint64_t)st.st_size;
+    return 0;
+}
+
+static void add_item(struct start *s, unsigned *n, struct jail_item item)
+{
+    if (*n < ITEMS_MAX - 1)
+        s->items[(*n)++] = item;
+}
+
+/* What QEMU finds in its root: its program and libraries, the platform's kernel, its own disk, the golden's
+ * memory, and three or four devices. No /proc, no /sys. */
+static void plan_root(struct start *s)
+{
+    const struct privd *p = s->j->p;
+    const struct request *q = &s->j->req;
+    uid_t uid = s->j->sandbox->rec.uid;
+    unsigned n = jail_system_items(s->items);
+    if (!str_starts(p->qemu, "/usr/")) {
+        /* A QEMU of its own prefix, PREFIX/bin/qemu...: the whole prefix, at its place. */
+        (void)str_copy(s->prefix, sizeof(s->prefix), p->qemu);
+        for (int up = 0; up < 2 && strrchr(s->prefix, '/') != s->prefix; up++)
+            *strrchr(s->prefix, '/') = '\0';
+        add_item(s, &n, (struct jail_item){.entry = JAIL_BIND, .to = s->prefix + 1, .from = s->prefix});
+    }
+    add_item(s, &n,
+             (struct jail_item){
+                 .entry = JAIL_BIND, .to = "etc/ld.so.cache", .from = "/etc/ld.so.cache", .optional = true});
+    add_item(s, &n,
+             (struct jail_item){.entry = JAIL_BIND, .to = "vmlinuz", .from = s->kernel, .plain_file = true});
+    add_item(s, &n,
+             (struct jail_item){.entry = JAIL_BIND, .to = "initrd", .from = s->initrd, .plain_file = true});
+    add_item(s, &n, (struct jail_item){.entry = JAIL_BIND, .to = "memopen.so", .from = s->preload});
+    add_item(
+        s, &n,
+        (struct jail_item){.entry = JAIL_BIND_RW, .to = "disk.raw", .from = s->disk, .plain_file = true});
+    if (q->boot != BROKER_BOOT_COLD)
+        add_item(s, &n,
+                 (struct jail_item){.entry = q->boot == BROKER_BOOT_GOLDEN ? JAIL_BIND_RW : JAIL_BIND,
+                                    .to = "mem",
+                                    .from = s->mem,
+                                    .plain_file = true});
+    add_item(s, &n,
+             (struct jail_item){.entry = JAIL_DEVICE, .to = "dev/null", .major = 1, .minor = 3, .uid = uid});
+    add_item(
+        s, &n,
+        (struct jail_item){.entry = JAIL_DEVICE, .to = "dev/urandom", .major = 1, .minor = 9, .uid = uid});
+    if (q->kvm)
+        add_item(
+            s, &n,
+            (struct jail_item){.entry = JAIL_DEVICE, .to = "dev/kvm", .major = 10, .minor = 232, .uid = uid});
+}
+
+static int plan_argv(struct start *s)
+{
+    const struct request *q = &s->j->req;
+    struct qemu_argv_spec spec = {
+        .binary = s->j->p->qemu,
+        .sandbox_id = q->sandbox_id,
+        .kvm = q->kvm,
+        .vcpus = q->vcpus,
+        .memory_mib = q->memory_mib,
+        .mem_path = q->boot == BROKER_BOOT_COLD ? NULL : "/mem",
+        .mem_shared = q->boot == BROKER_BOOT_GOLDEN,
+        .disk_path = "/disk.raw",
+        .kernel_path = "/vmlinuz",
+        .initrd_path = "/initrd",
+        .qmp_fd = 3,
+        .agent_fd = 4,
+        .incoming = q->boot == BROKER_BOOT_RESTORE,
+    };
+    return qemu_argv_build(&spec, &s->argv, &s->j->err);
+}
+
+static int open_descriptors(struct start *s)
+{
+    struct job *j = s->j;
+    AUTO_CLOSE int run = vmm_open_run(j->p, j->req.sandbox_id);
+    s->null_fd = open("/dev/null", O_RDWR | O_CLOEXEC);
+    if (run < 0 || s->null_fd < 0)
+        return error_errno(&j->err, ERROR_INTERNAL, errno, "run directory of %s", j->req.sandbox_id);
+    int rc = vmm_listen(j->p, run, "qmp.sock", &s->qmp_fd, &j->err);
+    if (rc == 0)
+        rc = vmm_listen(j->p, run, "agent.sock", &s->agent_fd, &j->err);
+    if (rc == 0)
+        rc = vmm_fifo(j->p, j->req.sandbox_id, &s->fifo_fd, &s->stderr_fd, &j->err);
+    return rc;
+}
+
+static int plan(struct start *s)
+{
+    struct job *j = s->j;
+    struct privd *p = j->p;
+    if (p->qemu[0] == '\0')
+        return error_set(&j->err, ERROR_UNAVAILABLE,
+                         "no qemu-system-x86_64 on this host; install qemu-system-x86");
+    (void)snprintf(s->kernel, sizeof(s->kernel), "%s/platform/%s/vmlinuz", p->state_dir, j->req.platform);
+    (void)snprintf(s->initrd, sizeof(s->initrd), "%s/platform/%s/initrd", p->state_dir, j->req.platform);
+    (void)snprintf(s->preload, sizeof(s->preload), "%s/libspace-memopen.so", p->exe_dir);
+    (void)snprintf(s->root_at, sizeof(s->root_at), "%s/privd/jail", p->state_dir);
+    uint64_t file_size = 0;
+    int rc = check_disk(s, &file_size);
+    if (rc == 0)
+        rc = check_memory(s, &file_size);
+    if (rc == 0)
+        rc = plan_argv(s);
+    if (rc == 0)
+        rc = open_descriptors(s);
+    if (rc < 0)
+        return rc;
+    plan_root(s);
+    static char *env[] = {"PATH=/usr/bin:/bin", "LD_PRELOAD=/memopen.so", "SPACE_MEM_PATH=/mem", NULL};
+    s->spec = (struct vmm_spec){
+        .uid = j->sandbox->rec.uid,
+        .argv = s->argv.argv,
+        .env = env,
+        .items = s->items,
+        .root_at = s->root_at,
+        .fds = {s->null_fd, s->stderr_fd, s->stderr_fd, s->qmp_fd, s->agent_fd},
+        .file_size = file_size + MIB,
+        .threads = THREADS_MAX + j->req.vcpus,
+    };
+    return 0;
+}
+
+/* The record names the cgroups before they are made and the process before it executes. */
+static int launch(struct start *s, struct jail_child *child)
+{
+    struct job *j = s->j;
+    struct privd *p = j->p;
+    struct record *r = &j->sandbox->rec;
+    uint64_t memory = (j->req.memory_mib + (j->req.kvm ? OVERHEAD_KVM_MIB : OVERHEAD_TCG_MIB)) * MIB;
+    cgroup_plan(&p->cgroups, r);
+    int rc = record_write(p->records_fd, r, &j->err);
+    if (rc == 0)
+        rc = cgroup_make(&p->cgroups, r, memory, THREADS_MAX + j->req.vcpus, &j->err);
+    if (rc == 0)
+        rc = jail_clone(NAMESPACES, vmm_child, &s->spec, child, &j->err);
+    if (rc < 0)
+        return rc;
+    r->vmm_pid = child->pid;
+    r->vmm_start = proc_start_time(child->pid);
+    rc = record_write(p->records_fd, r, &j->err);
+    if (rc == 0)
+        rc = cgroup_attach(r, child->pid, &j->err);
+    if (rc < 0)
+        jail_abort(child);
+    return rc < 0 ? rc : jail_release(child, &j->err);
+}
+
+static void fill_reply(const struct job *j, struct reply *rep)
+{
+    rep->pid = (uint32_t)j->sandbox->rec.vmm_pid;
+    rep->start_time = j->sandbox->rec.vmm_start;
+    vmm_socket_path(j->p, j->req.sandbox_id, "qmp.sock", rep->qmp_socket, sizeof(rep->qmp_socket));
+    vmm_socket_path(j->p, j->req.sandbox_id, "agent.sock", rep->agent_socket, sizeof(rep->agent_socket));
+}
+
+int op_vmm_start_run(struct job *j)
+{
+    AUTO_CLOSE int running = -1;
+    if (vmm_alive(&j->sandbox->rec, &running))
+        return error_set(&j->err, ERROR_CONFLICT, "sandbox %s has a VMM", j->req.sandbox_id);
+    int rc = vmm_stop(j->p, j->sandbox, &j->err); /* clears what a VMM that ended has left */
+    if (rc < 0)
+        return rc;
+    struct start *s = calloc(1, sizeof(*s));
+    if (!s)
+        return error_set(&j->err, ERROR_NO_MEMORY, "out of memory");
+    s->j = j;
+    s->null_fd = s->qmp_fd = s->agent_fd = s->stderr_fd = s->fifo_fd = -1;
+    struct jail_child child = JAIL_CHILD_INIT;
+    rc = plan(s);
+    if (rc == 0)
+        rc = launch(s, &child);
+    if (rc == 0) {
+        j->pidfd = child.pidfd;
+        j->fifo_fd = TAKE_FD(s->fifo_fd);
+        fill_reply(j, &j->rep);
+    } else {
+        (void)vmm_stop(j->p, j->sandbox, NULL);
+    }
+    start_finish(s);
+    free(s);
+    return rc < 0 ? error_wrap(&j->err, "start the VMM") : 0;
+}
+
+/* The reply takes one pidfd, the watch another. */
+static int watch_and_reply(struct job *j)
+{
+    int copy = fcntl(j->pidfd, F_DUPFD_CLOEXEC, 3);
+    if (copy < 0)
+        return error_errno(&j->err, ERROR_INTERNAL, errno, "pidfd");
+    int fifo = TAKE_FD(j->fifo_fd);
+    int rc = vmm_watch_start(j->p, j->sandbox, copy, fifo, &j->err);
+    if (rc < 0)
+        return rc;
+    j->rep.fds[j->rep.fd_count++] = TAKE_FD(j->pidfd);
+    return 0;
+}
+
+void op_vmm_start_end(struct job *j)
+{
+    if (j->err.code < 0)
+        return;
+    if (watch_and_reply(j) == 0)
+        LOG(LOG_INFO, "vmm started", "sandbox=%s pid=%d uid=%u", j->req.sandbox_id,
+            (int)j->sandbox->rec.vmm_pid, j->sandbox->rec.uid);
+}
+
+int op_vmm_adopt_run(struct job *j)
+{
+    if (!vmm_alive(&j->sandbox->rec, &j->pidfd))
+        return error_set(&j->err, ERROR_NOT_FOUND, "the VMM of %s has ended", j->req.sandbox_id);
+    int rc = vmm_fifo(j->p, j->req.sandbox_id, &j->fifo_fd, NULL, &j->err);
+    if (rc == 0)
+        fill_reply(j, &j->rep);
+    return rc;
+}
+
+void op_vmm_adopt_end(struct job *j)
+{
+    if (j->err.code == ERROR_NOT_FOUND && j->sandbox)
+        vmm_watch_finish(j->sandbox); /* its last words are in vmm.log before this is answered */
+    if (j->err.code < 0)
+        return;
+    if (j->sandbox->watch) {
+        j->rep.fds[j->rep.fd_count++] = TAKE_FD(j->pidfd);
+        return;
+    }
+    (void)watch_and_reply(j);
+}
+
+int op_vmm_kill_run(struct job *j)
+{
+    return j->sandbox ? vmm_stop(j->p, j->sandbox, &j->err) : 0;
+}
+
+void op_vmm_kill_end(struct job *j)
+{
+    if (j->err.code == 0 && j->sandbox)
+        vmm_watch_finish(j->sandbox);
+}

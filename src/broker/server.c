@@ -1,0 +1,108 @@
+#include "broker/server.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/cleanup.h"
+#include "base/log.h"
+#include "base/proc.h"
+#include "base/str.h"
+
+#define PRIVD_EXIT_BUSY 3 /* see space-privd(8) */
+
+#ifndef SPACE_LIBEXECDIR
+#define SPACE_LIBEXECDIR "/usr/local/libexec/space"
+#endif
+
+/* space-privd beside our own executable, in the build tree's place for it, or installed. */
+static bool find_program(char path[PATH_MAX])
+{
+    char self[PATH_MAX];
+    ssize_t n = readlink("/proc/self/exe", self, sizeof(self) - 1);
+    char *slash = n > 0 ? memrchr(self, '/', (size_t)n) : NULL;
+    if (slash) {
+        *slash = '\0';
+        const char *const below[] = {"space-privd", "../broker/space-privd",
+                                     "../../../src/broker/space-privd", "../libexec/space/space-privd"};
+        for (size_t i = 0; i < ARRAY_LEN(below); i++)
+            if (snprintf(path, PATH_MAX, "%s/%s", self, below[i]) < PATH_MAX && access(path, X_OK) == 0)
+                return true;
+    }
+    return str_copy(path, PATH_MAX, SPACE_LIBEXECDIR "/space-privd") && access(path, X_OK) == 0;
+}
+
+/* With a channel it serves, without it purges. */
+static int spawn(const char *state_dir, const char *pool_size_mib, int channel_fd, pid_t *ret_pid,
+                 int *ret_pidfd, struct error *err)
+{
+    char path[PATH_MAX];
+    if (!find_program(path))
+        return error_set(err, ERROR_NOT_FOUND, "space-privd is not installed beside this program");
+    bool serve = channel_fd >= 0;
+    const char *const level = log_enabled(LOG_DEBUG) ? "debug" : log_enabled(LOG_INFO) ? "info" : "warn";
+    const char *const argv[] = {path,
+                                "--state-dir",
+                                state_dir,
+                                "--log-level",
+                                level,
+                                serve ? "--pool-size-mib" : "--purge",
+                                serve ? pool_size_mib : NULL,
+                                "--channel-fd",
+                                "3",
+                                NULL};
+    struct proc_spawn s = {
+        .argv = (char *const *)argv,
+        .stdin_fd = -1,
+        .stdout_fd = -1,
+        .stderr_fd = -1,
+        .keep_fds = &channel_fd,
+        .keep_count = serve,
+        /* A terminal's interrupt goes to spaced, which closes the channel when it is done. */
+        .new_session = true,
+    };
+    return proc_spawn(&s, ret_pid, ret_pidfd, err);
+}
+
+int server_start(const char *state_dir, uint32_t pool_size_mib, const struct privd_lease *lease,
+                 int *ret_channel_fd, struct error *err)
+{
+    struct privd_lease now;
+    if (privd_lease_read(state_dir, &now, err) < 0)
+        return ERROR_NOT_FOUND;
+    if (now.block != lease->block)
+        return error_set(err, ERROR_INTERNAL, "the uid lease of %s has changed", state_dir);
+    int pair[2];
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) < 0)
+        return error_errno(err, ERROR_INTERNAL, errno, "socketpair");
+    AUTO_CLOSE int ours = pair[0];
+    AUTO_CLOSE int theirs = pair[1];
+    AUTO_CLOSE int pidfd = -1;
+    pid_t pid;
+    char size[16];
+    (void)snprintf(size, sizeof(size), "%u", pool_size_mib);
+    int rc = spawn(state_dir, size, theirs, &pid, &pidfd, err);
+    if (rc < 0)
+        return error_wrap(err, "start the broker");
+    *ret_channel_fd = TAKE_FD(ours);
+    return 0;
+}
+
+int server_purge(const char *state_dir, struct error *err)
+{
+    pid_t pid;
+    AUTO_CLOSE int pidfd = -1;
+    int rc = spawn(state_dir, NULL, -1, &pid, &pidfd, err);
+    if (rc < 0)
+        return error_wrap(err, "start the broker to purge");
+    int status = proc_wait(pid);
+    if (status >= 0 && WIFEXITED(status) && WEXITSTATUS(status) == 0)
+        return 0;
+    if (status >= 0 && WIFEXITED(status) && WEXITSTATUS(status) == PRIVD_EXIT_BUSY)
+        return error_set(err, ERROR_CONFLICT, "a broker serves %s", state_dir);
+    return error_set(err, ERROR_INTERNAL, "purging %s failed; see the messages above", state_dir);
+}

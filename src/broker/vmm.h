@@ -1,0 +1,36 @@
+/* Starting a jailed VMM: the parts between a validated request and a running QEMU. */
+#pragma once
+
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "base/error.h"
+#include "broker/jail.h"
+#include "broker/privd.h"
+
+/* Opens pool/sandboxes/<id>/run, or -1 with errno. */
+int vmm_open_run(const struct privd *p, const char *sandbox_id);
+
+/* Path of a sandbox's socket as spaced sees it. */
+void vmm_socket_path(const struct privd *p, const char *sandbox_id, const char *name, char *to, size_t size);
+
+/* Binds run/<name>, root:spaced 0660, and listens. Replaces one that is there. */
+int vmm_listen(const struct privd *p, int run_fd, const char *name, int *ret_fd, struct error *err);
+
+/* Opens (making it where needed) the FIFO for the VMM's standard error: *ret_read for the broker, *ret_write
+ * (may be NULL) for the VMM. */
+int vmm_fifo(const struct privd *p, const char *sandbox_id, int *ret_read, int *ret_write, struct error *err);
+
+struct vmm_spec {
+    uid_t uid;
+    char *const *argv;
+    char *const *env;
+    const struct jail_item *items;
+    const char *root_at; /* empty directory */
+    int fds[5];          /* stdin, stdout, stderr, qmp, agent */
+    uint64_t file_size;  /* largest file it may write */
+    unsigned threads;
+};
+
+/* For jail_clone: everything from the clone to QEMU's own main. arg: struct vmm_spec. */
+int vmm_child(void *arg, int gate_fd, struct jail_fail *fail);
