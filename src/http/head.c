@@ -1,0 +1,151 @@
+/* The head of a request: header fields, route, key, query, content type. */
+#include <string.h>
+#include <strings.h>
+
+#include "base/str.h"
+#include "http/internal.h"
+
+struct head_scan {
+    struct http_request *r;
+    size_t bytes;
+    unsigned fields;
+    const char *length;
+    const char *encoding;
+    bool repeated; /* a field that may come once came twice */
+};
+
+static void keep_once(struct head_scan *scan, const char **to, const char *value)
+{
+    if (*to)
+        scan->repeated = true;
+    *to = value;
+}
+
+/* One pass over all fields, since every look-up by name would walk them again. */
+static enum MHD_Result scan_field(void *cls, enum MHD_ValueKind kind, const char *name, const char *value)
+{
+    (void)kind;
+    struct head_scan *scan = cls;
+    struct http_request *r = scan->r;
+    value = value ? value : "";
+    scan->fields++;
+    scan->bytes += strlen(name) + strlen(value);
+    static const char *const names[] = {
+        "Authorization", "X-API-Key", "Content-Length", "Transfer-Encoding", "Idempotency-Key",
+        "Content-Type",  NULL};
+    const char **const to[] = {&r->authorization, &r->api_key,         &scan->length,
+                               &scan->encoding,   &r->idempotency_key, &r->content_type};
+    for (size_t i = 0; names[i]; i++)
+        if (strcasecmp(name, names[i]) == 0)
+            keep_once(scan, to[i], value);
+    return MHD_YES;
+}
+
+static int check_fields(const struct head_scan *scan, struct error *err)
+{
+    if (scan->bytes > HEAD_BYTES_MAX || scan->fields > HEAD_FIELDS_MAX)
+        return error_set(err, ERROR_HEADER_TOO_LARGE,
+                         "%u header fields with %zu bytes; at most %d with %d bytes are accepted",
+                         scan->fields, scan->bytes, HEAD_FIELDS_MAX, HEAD_BYTES_MAX);
+    if (scan->repeated)
+        return error_set(err, ERROR_INVALID, "a header field that may be given once is given twice");
+    return 0;
+}
+
+/* Two ways to say where the body ends invite request smuggling behind a proxy, so both together are refused.
+ */
+static int check_framing(struct http_request *r, const struct head_scan *scan, struct error *err)
+{
+    r->length = 0;
+    if (scan->encoding && scan->length)
+        return error_set(err, ERROR_INVALID, "Content-Length and Transfer-Encoding together");
+    if (scan->encoding && strcasecmp(scan->encoding, "chunked") != 0)
+        return error_set(err, ERROR_INVALID, "the only Transfer-Encoding is chunked");
+    if (scan->encoding)
+        r->length = UINT64_MAX;
+    else if (scan->length && !str_to_u64(scan->length, 0, INT64_MAX, &r->length))
+        return error_set(err, ERROR_INVALID, "Content-Length is not a number");
+    return 0;
+}
+
+static const char *presented_key(const struct http_request *r)
+{
+    if (!r->authorization)
+        return r->api_key;
+    if (strncasecmp(r->authorization, "Bearer ", 7) != 0)
+        return NULL;
+    const char *key = r->authorization + 7;
+    return key + strspn(key, " ");
+}
+
+static int check_role(struct http_request *r, struct error *err)
+{
+    const struct http_config *config = &r->server->config;
+    enum http_role wanted = r->route->def->role;
+    if (wanted == ROLE_NONE)
+        return 0;
+    const char *key = presented_key(r);
+    if (!key || !*key)
+        return error_set(err, ERROR_UNAUTHORIZED,
+                         "an API key is needed: Authorization: Bearer <key>, or X-API-Key");
+    int rc = config->authenticate(config->arg, key, &r->principal, err);
+    if (rc < 0)
+        return rc;
+    if (r->principal.role < wanted)
+        return error_set(err, ERROR_FORBIDDEN, "the role of this key does not allow it");
+    return 0;
+}
+
+static size_t body_limit(const struct http_route *def)
+{
+    if (def->body_max > 0)
+        return def->body_max;
+    return def->body == BODY_STREAM ? SIZE_MAX : 1024 * 1024;
+}
+
+static bool is_json_type(const char *type)
+{
+    static const char json[] = "application/json";
+    size_t n = sizeof(json) - 1;
+    return type && strncasecmp(type, json, n) == 0 && (type[n] == '\0' || type[n] == ';' || type[n] == ' ');
+}
+
+static int check_body(struct http_request *r, struct error *err)
+{
+    const struct http_route *def = r->route->def;
+    if (r->length == 0)
+        return 0;
+    if (def->body == BODY_NONE && r->length != UINT64_MAX)
+        return error_set(err, ERROR_INVALID, "this request takes no body");
+    if (def->body == BODY_JSON && r->length != UINT64_MAX && !is_json_type(r->content_type))
+        return error_set(err, ERROR_MEDIA_TYPE, "the body must have Content-Type: application/json");
+    if (r->length != UINT64_MAX && r->length > body_limit(def))
+        return error_set(err, ERROR_TOO_LARGE, "the body has %llu bytes; at most %zu are accepted",
+                         (unsigned long long)r->length, body_limit(def));
+    buf_init(&r->body, body_limit(def));
+    return 0;
+}
+
+int head_check(struct http_request *r, char allow[ROUTE_ALLOW_SIZE], struct error *err)
+{
+    struct head_scan scan = {.r = r};
+    (void)MHD_get_connection_values(r->mhd, MHD_HEADER_KIND, scan_field, &scan);
+    allow[0] = '\0';
+    /* Framing first: how much of a body is still to come is needed for every refusal too. */
+    int rc = check_framing(r, &scan, err);
+    if (rc == 0)
+        rc = check_fields(&scan, err);
+    if (rc == 0 && r->target_error.code < 0) {
+        *err = r->target_error;
+        rc = err->code;
+    }
+    if (rc == 0)
+        rc = route_find(&r->server->routes, r->method, &r->uri, &r->route, allow, err);
+    if (rc == 0)
+        rc = check_role(r, err);
+    if (rc == 0)
+        rc = route_check_query(r->route->def, &r->uri, err);
+    if (rc == 0)
+        rc = check_body(r, err);
+    return rc;
+}

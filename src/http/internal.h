@@ -1,0 +1,179 @@
+/* What the files of src/http share: the server, its connections and requests. */
+#pragma once
+
+#include <microhttpd.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/buf.h"
+#include "http/http.h"
+#include "http/idempotency.h"
+#include "http/route.h"
+#include "http/uri.h"
+
+#define HEAD_BYTES_MAX (16 * 1024)    /* names and values of all header fields */
+#define HEAD_FIELDS_MAX 64            /* header fields */
+#define REPLY_HEADERS_MAX 24          /* added by a handler */
+#define DISCARD_MAX (1024 * 1024)     /* bytes of a refused body that are read to keep the connection */
+#define LINGER_MAX (64 * 1024 * 1024) /* bytes of a refused body read after an early answer */
+#define HEAD_TIMEOUT_S 30             /* for the head of a request, from its first line */
+#define BODY_TIMEOUT_S 60             /* for a JSON body */
+#define LINGER_TIMEOUT_S 10           /* after an early answer */
+#define STATUS_CLIENT_GONE 499        /* reported to `answered` when nobody was there to answer to */
+
+enum conn_phase {
+    CONN_IDLE,   /* between requests: idle_timeout_s */
+    CONN_NEW,    /* accepted, no request line yet */
+    CONN_HEAD,   /* request line seen */
+    CONN_BODY,   /* a JSON body is being read */
+    CONN_LINGER, /* answered early, reading what the client still sends */
+    CONN_BUSY    /* no deadline but the server library's own */
+};
+
+struct http_conn {
+    struct http_conn *prev, *next;
+    struct http_server *server;
+    struct MHD_Connection *mhd;
+    int fd;
+    enum conn_phase phase;
+    int64_t since; /* monotonic ns */
+    struct http_request *request;
+    struct loop_fd gone; /* watches for the end of the connection while it is suspended */
+};
+
+enum request_state {
+    REQUEST_HEAD,     /* target known */
+    REQUEST_BODY,     /* reading the body */
+    REQUEST_HANDLED,  /* the handler has been called and owes the answer; the body has been read */
+    REQUEST_QUEUED,   /* the answer is with the server library */
+    REQUEST_UPGRADED, /* the socket is a WebSocket's now */
+};
+
+struct reply_header {
+    char *name;
+    char *value;
+};
+
+struct commit_wait;
+
+struct http_request {
+    struct http_request *prev, *next;
+    struct http_server *server;
+    struct http_conn *conn;     /* NULL once the library has let go of the request */
+    struct MHD_Connection *mhd; /* the same */
+    enum request_state state;
+    const char *method;
+    struct uri uri;
+    const struct route *route;
+    struct http_principal principal;
+    int64_t started;
+    int64_t time_answered;
+
+    /* head */
+    const char *content_type, *authorization, *api_key, *idempotency_key;
+    uint64_t length;           /* of the body; UINT64_MAX: chunked */
+    struct error target_error; /* a malformed target is answered when the head is complete */
+
+    /* body */
+    struct buf body;
+    uint64_t body_read;
+    json_t *json;
+    bool body_ended;
+    uint64_t dropped; /* bytes read and thrown away because the answer is decided */
+    const struct http_body_events *body_events;
+
+    /* flow */
+    bool suspended;
+    bool in_call; /* a callback of ours runs inside the library */
+    bool woken;   /* resume or wake was asked for during that callback */
+    bool gone;    /* the client went away or the server stops */
+
+    /* answer */
+    bool handler_called;
+    bool answered; /* a handler or a refusal has decided the answer */
+    bool ready;    /* and it may be sent now */
+    bool raw_sent; /* it went out before the body had been read; the connection ends after it */
+    unsigned status;
+    struct MHD_Response *response; /* owned until queued */
+    const char *reply_type;        /* of whole answers; with data and size for early ones */
+    const void *reply_data;
+    size_t reply_n;
+    struct reply_header headers[REPLY_HEADERS_MAX];
+    unsigned header_count;
+    ssize_t (*fill)(struct http_request *r, void *to, size_t max);
+    uint64_t stream_left; /* UINT64_MAX: chunked */
+    struct idempotency_claim *claim;
+    struct commit_wait *commit;
+
+    /* handler */
+    void *data;
+    void (*finished)(void *data, bool aborted);
+    bool over; /* finished has been called */
+
+    /* WebSocket to be */
+    struct ws_accept *ws;
+};
+
+struct http_server {
+    struct loop *loop;
+    struct http_config config;
+    int listen_fd;
+    unsigned port;
+    struct MHD_Daemon *mhd;
+    struct route_table routes;
+    struct loop_fd watch;
+    struct loop_timer timer;  /* the library's next timeout */
+    struct loop_timer sweep;  /* slow clients */
+    struct loop_deferred run; /* after a resume */
+    bool running;             /* inside MHD_run */
+    bool stopping;
+    struct http_conn *conns;
+    struct http_request *requests;
+    struct http_ws *websockets;
+    unsigned char *ws_input; /* shared by all WebSockets: each read is used up at once */
+};
+
+/* --- server.c --- */
+/* Has the library look at its connections at the end of this turn. */
+void server_run_soon(struct http_server *s);
+
+/* --- request.c --- */
+void *request_on_target(void *cls, const char *raw, struct MHD_Connection *c);
+enum MHD_Result request_on_access(void *cls, struct MHD_Connection *c, const char *url, const char *method,
+                                  const char *version, const char *data, size_t *data_n, void **ctx);
+void request_on_completed(void *cls, struct MHD_Connection *c, void **ctx,
+                          enum MHD_RequestTerminationCode code);
+/* Stops serving the connection until request_resume. */
+void request_suspend(struct http_request *r);
+/* Continues a suspended request; inside a callback only notes it. */
+void request_resume(struct http_request *r);
+/* Tells the handler once that the request is over. */
+void request_over(struct http_request *r, bool aborted);
+/* The client is gone: the request ends with the library's next look at it. */
+void request_abandon(struct http_request *r);
+void request_free(struct http_request *r);
+/* The answer has been decided (status, response): brings it on its way. */
+void request_answered(struct http_request *r);
+
+/* --- head.c --- */
+/* Reads the header fields into r, finds the route, checks key, role, query and content type; the first thing
+ * wrong is the error. allow: for ERROR_METHOD. */
+int head_check(struct http_request *r, char allow[ROUTE_ALLOW_SIZE], struct error *err);
+
+/* --- reply.c --- */
+/* Writes a whole answer to the socket at once although the request's body has not been read. False when it
+ * could not be. */
+bool reply_send_raw(struct http_request *r);
+/* Puts an answer made of stored text; text is taken over (malloc). */
+void reply_text_owned(struct http_request *r, unsigned status, const char *content_type, char *text,
+                      size_t n);
+/* Adds the handler's headers to a response. */
+void reply_apply_headers(struct http_request *r, struct MHD_Response *response);
+/* The library lets go of the request: what a pending commit still does is not sent. */
+void reply_forget(struct http_request *r);
+void reply_clear(struct http_request *r);
+
+/* --- ws.c --- */
+void ws_destroy_all(struct http_server *s);
+void ws_accept_free(struct http_request *r);

@@ -1,0 +1,101 @@
+/* What handlers may ask of a request. */
+#include <string.h>
+
+#include "base/str.h"
+#include "http/internal.h"
+#include "utlist.h"
+
+const char *http_method(const struct http_request *r)
+{
+    return r->method;
+}
+
+const char *http_path(const struct http_request *r)
+{
+    return r->uri.path ? r->uri.path : "";
+}
+
+const struct http_route *http_request_route(const struct http_request *r)
+{
+    return r->route ? r->route->def : NULL;
+}
+
+const char *http_param(const struct http_request *r, const char *name)
+{
+    return r->route ? route_param(r->route, &r->uri, name) : NULL;
+}
+
+const char *http_query(const struct http_request *r, const char *name)
+{
+    return uri_query(&r->uri, name);
+}
+
+int http_query_u64(const struct http_request *r, const char *name, uint64_t min, uint64_t max,
+                   uint64_t fallback, uint64_t *ret, struct error *err)
+{
+    const char *text = uri_query(&r->uri, name);
+    if (!text) {
+        *ret = fallback;
+        return 0;
+    }
+    if (!str_to_u64(text, min, max, ret))
+        return error_field(err, ERROR_INVALID, name, "%s must be a number from %llu to %llu", name,
+                           (unsigned long long)min, (unsigned long long)max);
+    return 0;
+}
+
+int http_query_each(const struct http_request *r, int (*fn)(void *arg, const char *name, const char *value),
+                    void *arg)
+{
+    int rc = 0;
+    for (unsigned i = 0; i < r->uri.queries && rc == 0; i++)
+        rc = fn(arg, r->uri.query[i].name, r->uri.query[i].value);
+    return rc;
+}
+
+const char *http_header(const struct http_request *r, const char *name)
+{
+    return r->mhd ? MHD_lookup_connection_value(r->mhd, MHD_HEADER_KIND, name) : NULL;
+}
+
+const struct http_principal *http_principal(const struct http_request *r)
+{
+    return &r->principal;
+}
+
+const json_t *http_json(const struct http_request *r)
+{
+    return r->json;
+}
+
+struct loop *http_loop(const struct http_request *r)
+{
+    return r->server->loop;
+}
+
+void http_set_data(struct http_request *r, void *data, void (*finished)(void *data, bool aborted))
+{
+    r->data = data;
+    r->finished = finished;
+}
+
+void *http_data(const struct http_request *r)
+{
+    return r->data;
+}
+
+void http_body_start(struct http_request *r, const struct http_body_events *events)
+{
+    r->body_events = events;
+    request_resume(r);
+}
+
+void http_body_resume(struct http_request *r)
+{
+    request_resume(r);
+}
+
+uint64_t http_body_length(const struct http_request *r)
+{
+    return r->length;
+}

@@ -1,0 +1,300 @@
+#include <arpa/inet.h>
+#include <assert.h>
+#include <errno.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/cleanup.h"
+#include "base/clock.h"
+#include "base/str.h"
+#include "http/internal.h"
+#include "utlist.h"
+
+#define CONNECTIONS_DEFAULT 4096
+#define IDLE_TIMEOUT_DEFAULT_S 620 /* above what load balancers keep, so that they close first */
+#define POOL_BYTES (64 * 1024)     /* of one connection: both buffers, header fields */
+#define SWEEP_MS 2000
+#define BACKLOG 1024
+
+/* --- the library inside the loop --- */
+
+/* Looks at the library's connections, then arranges the next look: at once when it has more to do, at its
+ * next timeout else. Its epoll descriptor reports everything that comes from outside. */
+static void run_library(struct http_server *s)
+{
+    assert(!s->running);
+    loop_defer_cancel(s->loop, &s->run);
+    s->running = true;
+    (void)MHD_run(s->mhd);
+    s->running = false;
+    MHD_UNSIGNED_LONG_LONG ms;
+    if (MHD_get_timeout(s->mhd, &ms) != MHD_YES)
+        return;
+    /* An early timer only looks once too often; restarting it in every turn would cost more. */
+    int64_t due = clock_mono_ns() + (int64_t)ms * CLOCK_NS_PER_MS;
+    if (!s->timer.active || s->timer.due > due)
+        loop_timer_at(&s->timer, due);
+}
+
+static void on_library_ready(struct loop_fd *w, uint32_t events)
+{
+    (void)events;
+    run_library(w->arg);
+}
+
+static void on_library_timeout(struct loop_timer *t)
+{
+    run_library(t->arg);
+}
+
+static void on_run(void *arg)
+{
+    run_library(arg);
+}
+
+void server_run_soon(struct http_server *s)
+{
+    if (s->mhd && !s->stopping)
+        loop_defer(s->loop, &s->run, on_run, s);
+}
+
+/* --- connections --- */
+
+static int64_t phase_limit_s(const struct http_server *s, enum conn_phase phase)
+{
+    switch (phase) {
+    case CONN_IDLE:
+        return s->config.idle_timeout_s;
+    case CONN_NEW:
+    case CONN_HEAD:
+        return HEAD_TIMEOUT_S;
+    case CONN_BODY:
+        return BODY_TIMEOUT_S;
+    case CONN_LINGER:
+        return LINGER_TIMEOUT_S;
+    case CONN_BUSY:
+        break;
+    }
+    return INT64_MAX / CLOCK_NS_PER_S;
+}
+
+/* Ends connections whose client takes too long for a phase however busily it sends single bytes, which the
+ * library's timeout of inactivity does not see. */
+static void on_sweep(struct loop_timer *t)
+{
+    struct http_server *s = t->arg;
+    int64_t now = clock_mono_ns();
+    struct http_conn *c;
+    DL_FOREACH(s->conns, c)
+    {
+        if ((now - c->since) / CLOCK_NS_PER_S > phase_limit_s(s, c->phase))
+            (void)shutdown(c->fd, SHUT_RDWR);
+    }
+    loop_timer_start(&s->sweep, SWEEP_MS);
+}
+
+static int connection_fd(struct MHD_Connection *mhd)
+{
+    const union MHD_ConnectionInfo *info = MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_CONNECTION_FD);
+    return info ? info->connect_fd : -1;
+}
+
+static void on_connection(void *cls, struct MHD_Connection *mhd, void **context,
+                          enum MHD_ConnectionNotificationCode code)
+{
+    struct http_server *s = cls;
+    if (code == MHD_CONNECTION_NOTIFY_STARTED) {
+        struct http_conn *c = calloc(1, sizeof(*c));
+        *context = c;
+        if (!c)
+            return; /* its requests are refused */
+        c->server = s;
+        c->mhd = mhd;
+        c->fd = connection_fd(mhd);
+        c->phase = CONN_NEW;
+        c->since = clock_mono_ns();
+        DL_APPEND(s->conns, c);
+        return;
+    }
+    struct http_conn *c = *context;
+    if (!c)
+        return;
+    *context = NULL;
+    loop_fd_stop(&c->gone);
+    DL_DELETE(s->conns, c);
+    free(c);
+}
+
+/* --- listening --- */
+
+static int parse_listen(const char *listen, struct addrinfo **ret, struct error *err)
+{
+    char host[128];
+    const char *colon = strrchr(listen, ':');
+    size_t n = colon ? (size_t)(colon - listen) : 0;
+    if (n == 0 || n >= sizeof(host))
+        return error_set(err, ERROR_INVALID, "%.100s is not an address like 127.0.0.1:7780 or [::1]:7780",
+                         listen);
+    const char *start = listen;
+    if (*start == '[' && colon[-1] == ']') {
+        start++;
+        n -= 2;
+    }
+    memcpy(host, start, n);
+    host[n] = '\0';
+    uint64_t port;
+    if (!str_to_u64(colon + 1, 0, 65535, &port))
+        return error_set(err, ERROR_INVALID, "%.20s is not a port", colon + 1);
+    struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_NUMERICHOST};
+    if (getaddrinfo(host, colon + 1, &hints, ret) != 0)
+        return error_set(err, ERROR_INVALID, "%.100s is not a numeric address", host);
+    return 0;
+}
+
+static int bind_listener(const char *listen_at, const struct addrinfo *ai, int *ret, struct error *err)
+{
+    AUTO_CLOSE int fd = socket(ai->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0)
+        return error_errno(err, ERROR_INTERNAL, errno, "socket");
+    int one = 1;
+    (void)setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
+    if (ai->ai_family == AF_INET6)
+        (void)setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &one, sizeof(one));
+    if (bind(fd, ai->ai_addr, ai->ai_addrlen) < 0 || listen(fd, BACKLOG) < 0)
+        return error_errno(err, errno == EADDRINUSE ? ERROR_CONFLICT : ERROR_INVALID, errno,
+                           "cannot listen on %.100s", listen_at);
+    *ret = TAKE_FD(fd);
+    return 0;
+}
+
+static int open_listener(struct http_server *s, const struct http_config *config, struct error *err)
+{
+    s->listen_fd = -1;
+    if (config->listen_fd >= 0) {
+        s->listen_fd = config->listen_fd;
+    } else {
+        struct addrinfo *ai = NULL;
+        int rc = parse_listen(config->listen, &ai, err);
+        if (rc == 0) {
+            rc = bind_listener(config->listen, ai, &s->listen_fd, err);
+            freeaddrinfo(ai);
+        }
+        if (rc < 0)
+            return rc;
+    }
+    struct sockaddr_storage at;
+    socklen_t n = sizeof(at);
+    if (getsockname(s->listen_fd, (struct sockaddr *)&at, &n) < 0)
+        return error_errno(err, ERROR_INTERNAL, errno, "getsockname");
+    s->port = ntohs(at.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&at)->sin6_port
+                                             : ((struct sockaddr_in *)&at)->sin_port);
+    return 0;
+}
+
+/* --- life --- */
+
+int http_create(struct loop *l, const struct http_config *config, struct http_server **ret, struct error *err)
+{
+    struct http_server *s = calloc(1, sizeof(*s));
+    if (!s)
+        return error_set(err, ERROR_NO_MEMORY, "out of memory");
+    s->loop = l;
+    s->config = *config;
+    s->config.listen = NULL; /* the caller's memory */
+    if (s->config.connections_max == 0)
+        s->config.connections_max = CONNECTIONS_DEFAULT;
+    if (s->config.idle_timeout_s == 0)
+        s->config.idle_timeout_s = IDLE_TIMEOUT_DEFAULT_S;
+    int rc = open_listener(s, config, err);
+    if (rc < 0) {
+        if (config->listen_fd < 0 && s->listen_fd >= 0)
+            (void)close(s->listen_fd);
+        free(s);
+        return rc;
+    }
+    loop_timer_init(l, &s->timer, on_library_timeout, s);
+    loop_timer_init(l, &s->sweep, on_sweep, s);
+    *ret = s;
+    return 0;
+}
+
+void http_routes(struct http_server *s, const struct http_route *routes, size_t n)
+{
+    assert(!s->mhd);
+    for (size_t i = 0; i < n; i++)
+        route_add(&s->routes, &routes[i]);
+}
+
+const struct http_route *http_route_at(const struct http_server *s, size_t index)
+{
+    return index < s->routes.n ? s->routes.routes[index].def : NULL;
+}
+
+int http_start(struct http_server *s, struct error *err)
+{
+    s->mhd = MHD_start_daemon(
+        MHD_USE_EPOLL | MHD_ALLOW_UPGRADE | MHD_ALLOW_SUSPEND_RESUME, 0, NULL, NULL, request_on_access, s,
+        MHD_OPTION_LISTEN_SOCKET, s->listen_fd, MHD_OPTION_CONNECTION_LIMIT, s->config.connections_max,
+        MHD_OPTION_CONNECTION_TIMEOUT, s->config.idle_timeout_s, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
+        (size_t)POOL_BYTES, MHD_OPTION_NOTIFY_CONNECTION, on_connection, s, MHD_OPTION_NOTIFY_COMPLETED,
+        request_on_completed, s, MHD_OPTION_URI_LOG_CALLBACK, request_on_target, s, MHD_OPTION_END);
+    if (!s->mhd)
+        return error_set(err, ERROR_INTERNAL, "the HTTP library did not start");
+    s->listen_fd = -1; /* the library's from here on */
+    const union MHD_DaemonInfo *info = MHD_get_daemon_info(s->mhd, MHD_DAEMON_INFO_EPOLL_FD);
+    int rc = info ? loop_fd_start(s->loop, &s->watch, info->epoll_fd, EPOLLIN, on_library_ready, s, err)
+                  : error_set(err, ERROR_INTERNAL, "the HTTP library has no epoll descriptor");
+    if (rc < 0)
+        return rc;
+    loop_timer_start(&s->sweep, SWEEP_MS);
+    server_run_soon(s);
+    return 0;
+}
+
+unsigned http_port(const struct http_server *s)
+{
+    return s->port;
+}
+
+/* The library must not hold a suspended connection when it is stopped, so every request is ended first. */
+static void stop_library(struct http_server *s)
+{
+    ws_destroy_all(s);
+    struct http_conn *c;
+    DL_FOREACH(s->conns, c)
+    {
+        (void)shutdown(c->fd, SHUT_RDWR);
+        if (c->request)
+            request_abandon(c->request);
+    }
+    s->running = true;
+    for (int i = 0; i < 3; i++)
+        (void)MHD_run(s->mhd);
+    loop_fd_stop(&s->watch);
+    MHD_stop_daemon(s->mhd);
+    s->mhd = NULL;
+}
+
+void http_destroy(struct http_server *s)
+{
+    if (!s)
+        return;
+    s->stopping = true;
+    loop_timer_stop(&s->timer);
+    loop_timer_stop(&s->sweep);
+    if (s->mhd)
+        stop_library(s);
+    loop_defer_cancel(s->loop, &s->run);
+    /* Requests that were still waited for: nobody will be answered any more. */
+    while (s->requests)
+        request_free(s->requests);
+    if (s->listen_fd >= 0)
+        (void)close(s->listen_fd);
+    route_finish(&s->routes);
+    free(s->ws_input);
+    free(s);
+}
