@@ -32,7 +32,9 @@ typedef int (*sandbox_resolve)(void *arg, const char *ref, char ret_digest[BROKE
                                uint32_t *ret_disk_mib, struct error *err);
 
 /* What happens to a sandbox that others follow (sessions, events, metrics). `from` == `to` for other
- * changes (PATCH). Called after memory changed. */
+ * changes (PATCH). Called after memory changed. A deleted sandbox whose retention is over is announced once
+ * more as deleted -> deleted: sandboxes_find no longer knows its id, and what belongs to it can be forgotten.
+ */
 typedef void (*sandbox_changed)(void *arg, const struct sandbox *sb, enum sandbox_state from,
                                 enum sandbox_state to);
 
@@ -57,12 +59,15 @@ struct sandboxes_config {
     uint64_t max_memory_mib; /* sum over running ones; 0: no limit */
     uint32_t default_vcpus, default_memory_mib, default_disk_mib;
     uint32_t max_vcpus, max_memory_mib_each, max_disk_mib;
-    unsigned retention_s; /* deleted sandboxes and finished operations are kept this long */
+    unsigned retention_s;    /* deleted and failed sandboxes and finished operations are kept this long */
+    int64_t (*now_ms)(void); /* NULL: clock_wall_ms; for tests of the policy */
+    unsigned tick_ms;        /* how often policy and desired state are looked at; 0: 1,000 */
 };
 
 int sandboxes_create(const struct sandboxes_config *config, struct sandboxes **ret, struct error *err);
 
-/* Leaves VMs running and disconnects. NULL is accepted. */
+/* Leaves VMs running and disconnects; waits that are still open are freed without being called. Before
+ * golden_destroy, the engine and the broker. NULL is accepted. */
 void sandboxes_destroy(struct sandboxes *s);
 
 /* Observers; several may be added, before sandboxes_start. NULL functions are skipped. */
@@ -112,13 +117,17 @@ const char *sandbox_project(const struct sandbox *sb);
 const char *sandbox_name(const struct sandbox *sb); /* "" when it has none */
 enum sandbox_state sandbox_state(const struct sandbox *sb);
 const char *sandbox_template_ref(const struct sandbox *sb);
-const char *sandbox_digest(const struct sandbox *sb);
+const char *sandbox_digest(const struct sandbox *sb); /* 64 hexadecimal digits */
 const json_t *sandbox_metadata(const struct sandbox *sb);
 const json_t *sandbox_env(const struct sandbox *sb); /* object of strings: environment of every command */
 bool sandbox_auto_wake(const struct sandbox *sb);
 struct guest *sandbox_guest_link(const struct sandbox *sb); /* NULL unless running */
 json_t *sandbox_json(const struct sandbox *sb);             /* new reference; as in the API */
-json_t *operation_json(const struct operation *op);         /* new reference */
+/* The same as text, kept until the sandbox changes: for the answer to GET. Valid until the next turn. */
+const char *sandbox_json_text(const struct sandbox *sb, size_t *ret_len);
+json_t *
+sandbox_history_json(const struct sandbox *sb);     /* new reference: [{at, from, to, reason}], the last 16 */
+json_t *operation_json(const struct operation *op); /* new reference */
 const char *operation_id(const struct operation *op);
 const char *operation_sandbox_id(const struct operation *op);
 bool operation_finished(const struct operation *op);
@@ -131,7 +140,9 @@ double operation_seconds(const struct operation *op); /* from creation to end, 0
 void sandbox_touch(struct sandboxes *s, struct sandbox *sb);
 void sandbox_busy(struct sandboxes *s, struct sandbox *sb, int delta);
 
-/* Calls back once when the operation has finished or after wait_ms; at once (not inside the call) when it has
+/* NULL from operation_wait and sandbox_when_running: too many are waiting already (ERROR_CAPACITY).
+ *
+ * Calls back once when the operation has finished or after wait_ms; at once (not inside the call) when it has
  * finished already. Returns a handle for operation_wait_cancel. The operation pointer given is valid in the
  * call; it may be NULL when it was forgotten meanwhile. */
 struct operation_wait;

@@ -1,0 +1,322 @@
+/* The start of the daemon: what the store says meets what the host has. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "sandbox/private.h"
+
+static void adopt_ok(struct sandboxes *s, struct sandbox *sb);
+
+/* --- the end of the first pass --- */
+
+static void tell_started(struct sandboxes *s, struct call *c)
+{
+    (void)c;
+    void (*started)(void *, const struct error *) = s->started;
+    s->started = NULL;
+    if (started)
+        started(s->started_arg, s->start_error.code ? &s->start_error : NULL);
+}
+
+void adopt_answered(struct sandboxes *s)
+{
+    if (--s->starting == 0)
+        (void)call_new(s, NULL, tell_started);
+}
+
+/* --- a VM that may still be there --- */
+
+static void restart(struct sandboxes *s, struct sandbox *sb,
+                    void (*begin)(struct sandboxes *s, struct call *c))
+{
+    flow_start(sb);
+    (void)call_new(s, sb, begin);
+}
+
+static void adopt_gone(struct sandboxes *s, struct sandbox *sb)
+{
+    struct error err = ERROR_INIT;
+    const struct error why = {.code = ERROR_GONE, .message = "the VMM is gone"};
+    if (sb->state == SANDBOX_STOPPING) {
+        stopped_now(s, sb);
+    } else if (sb->state == SANDBOX_STARTING) {
+        machine_drop(s, sb, &why);
+        restart(s, sb, start_begin);
+    } else {
+        (void)error_set(&err, ERROR_GONE, "the VMM ended while the server was away");
+        sandbox_fail(s, sb, "vmm_gone", &err);
+    }
+}
+
+static void adopt_failed(struct sandboxes *s, struct sandbox *sb, struct error *err)
+{
+    const struct error why = {.code = ERROR_GONE, .message = "the VMM could not be taken over"};
+    if (++sb->tries < ADOPT_TRIES) {
+        machine_drop(s, sb, &why);
+        step_set(sb, STEP_ADOPT, ADOPT_RETRY_MS);
+        return;
+    }
+    (void)error_wrap(err, "the VMM could not be taken over after a restart");
+    sandbox_fail(s, sb, "adopt_failed", err);
+}
+
+static void adopted(struct sandboxes *s, struct call *c)
+{
+    struct sandbox *sb = c->sb;
+    if (call_stale(c) || sb->step != STEP_ADOPT || c->vm != sb->vm)
+        return;
+    if (c->err.code == ERROR_NOT_FOUND || c->err.code == ERROR_GONE)
+        adopt_gone(s, sb);
+    else if (c->err.code)
+        adopt_failed(s, sb, &c->err);
+    else
+        adopt_ok(s, sb);
+}
+
+static void on_adopted(void *arg, const struct error *err)
+{
+    struct sandbox *sb = arg;
+    struct call *c = call_new(sb->all, sb, adopted);
+    c->vm = sb->vm;
+    if (err)
+        c->err = *err;
+}
+
+/* Also what the step's timer runs: the time of one try is over, or that of the rest between two. */
+void adopt_try(struct sandboxes *s, struct sandbox *sb)
+{
+    struct error err = ERROR_INIT;
+    if (sb->vm) {
+        (void)error_set(&err, ERROR_TIMEOUT, "the VMM's control channel does not answer");
+        adopt_failed(s, sb, &err);
+        return;
+    }
+    step_set(sb, STEP_ADOPT, ADOPT_MS);
+    if (machine_new(s, sb, &err) < 0)
+        adopt_failed(s, sb, &err);
+    else
+        vm_adopt(sb->vm, on_adopted, sb);
+}
+
+/* Running by the record: a VM that stands still was on its way out of a pause that was not kept. */
+static void ran(struct sandboxes *s, struct call *c)
+{
+    if (!call_stale(c) && c->err.code && c->err.code != ERROR_GONE)
+        sandbox_fail(s, c->sb, "resume_failed", &c->err);
+}
+
+static void on_ran(void *arg, const struct error *err)
+{
+    struct sandbox *sb = arg;
+    struct call *c = call_new(sb->all, sb, ran);
+    if (err)
+        c->err = *err;
+}
+
+/* Finishes what the record says was under way; each of these can be repeated. */
+static void adopt_go_on(struct sandboxes *s, struct sandbox *sb)
+{
+    switch (sb->state) {
+    case SANDBOX_PAUSED:
+        guest_hold(sb->guest, true);
+        flow_end(sb);
+        if (vm_is_running(sb->vm))
+            vm_pause(sb->vm, on_ran, sb);
+        break;
+    case SANDBOX_PAUSING:
+        restart(s, sb, pause_begin);
+        break;
+    case SANDBOX_RESUMING:
+        restart(s, sb, resume_begin);
+        break;
+    case SANDBOX_STOPPING:
+        restart(s, sb, stop_begin);
+        break;
+    case SANDBOX_STARTING:
+        flow_start(sb);
+        sb->resumed = true;
+        link_wait(s, sb, COLD_LINK_MS);
+        break;
+    default:
+        flow_end(sb);
+        if (!vm_is_running(sb->vm))
+            vm_resume(sb->vm, on_ran, sb);
+        break;
+    }
+}
+
+static void adopt_ok(struct sandboxes *s, struct sandbox *sb)
+{
+    struct error err = ERROR_INIT;
+    unsigned link_ms = sb->state == SANDBOX_STARTING ? COLD_LINK_MS : LINK_MS;
+    if (link_open(s, sb, link_ms, &err) < 0) {
+        sandbox_fail(s, sb, "guest_lost", &err);
+        return;
+    }
+    LOG(LOG_INFO, "sandbox taken over", "sandbox=%s state=%s pid=%d", sb->id, sandbox_state_name(sb->state),
+        (int)vm_pid(sb->vm));
+    /* Those who follow processes take them up before the link is synchronised. A guest that was being
+     * started has none, and its identity is not confirmed. */
+    if (sb->state != SANDBOX_STARTING)
+        notify_guest(s, sb);
+    adopt_go_on(s, sb);
+}
+
+/* --- one sandbox of the store --- */
+
+static void interrupted(struct sandboxes *s, struct sandbox *sb)
+{
+    struct error err = ERROR_INIT;
+    (void)error_set(&err, ERROR_UNAVAILABLE, "the server restarted while the sandbox was %s",
+                    sandbox_state_name(sb->state));
+    sandbox_fail(s, sb, "interrupted", &err);
+}
+
+static void leftover_removed(struct sandboxes *s, struct call *c)
+{
+    (void)s;
+    if (c->err.code)
+        LOG(LOG_WARN, "a leftover could not be removed", "error=%s detail=" LOG_Q, error_slug(c->err.code),
+            c->err.message);
+}
+
+static void adopt_one(struct sandboxes *s, struct sandbox *sb)
+{
+    switch (sb->state) {
+    case SANDBOX_RUNNING:
+    case SANDBOX_PAUSING:
+    case SANDBOX_PAUSED:
+    case SANDBOX_RESUMING:
+    case SANDBOX_STOPPING:
+    case SANDBOX_STARTING:
+        flow_start(sb);
+        adopt_try(s, sb);
+        break;
+    case SANDBOX_DELETING:
+        delete_enter(s, sb);
+        break;
+    case SANDBOX_FAILED:
+        errand_run(s, sb->started_ms == 0 ? ERRAND_REMOVE : ERRAND_KILL, sb, sb->id, leftover_removed);
+        break;
+    case SANDBOX_STOPPED:
+    case SANDBOX_SUSPENDED:
+    case SANDBOX_DELETED:
+    case SANDBOX_STATES:
+        break;
+    case SANDBOX_CREATING:
+    case SANDBOX_SUSPENDING:
+    case SANDBOX_RESTORING:
+        interrupted(s, sb);
+        break;
+    }
+}
+
+/* --- what the broker has --- */
+
+static void leftovers(struct sandboxes *s, const char (*ids)[ID_SIZE], size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        const struct sandbox *sb = sandboxes_find(s, ids[i]);
+        bool ours = sb && sb->state != SANDBOX_DELETED;
+        if (ours || golden_owns(s->config.golden, ids[i]))
+            continue;
+        LOG(LOG_WARN, "removing a sandbox nobody owns", "sandbox=%s", ids[i]);
+        errand_run(s, ERRAND_REMOVE, NULL, ids[i], leftover_removed);
+    }
+}
+
+static void on_list(void *arg, const struct error *err, const char (*ids)[ID_SIZE], size_t n)
+{
+    struct errand *e = arg;
+    struct sandboxes *s = e->s;
+    if (s) {
+        DL_DELETE(s->errands, e);
+        if (err)
+            s->start_error = *err;
+        else
+            leftovers(s, ids, n);
+        adopt_answered(s);
+    }
+    free(e);
+}
+
+static void ask_list(struct sandboxes *s)
+{
+    struct errand *e = calloc(1, sizeof(*e));
+    if (!e)
+        abort(); /* as in call_new */
+    e->s = s;
+    DL_APPEND(s->errands, e);
+    broker_sandbox_list(s->config.broker, on_list, e);
+}
+
+/* --- the start --- */
+
+struct loading {
+    struct sandboxes *s;
+    struct error *err;
+    int rc;
+};
+
+static int load_operation(void *arg, const char *id, const char *parent, const json_t *body)
+{
+    struct loading *l = arg;
+    (void)parent;
+    l->rc = operation_load(l->s, id, body, l->err);
+    return l->rc;
+}
+
+static int load_sandbox(void *arg, const char *id, const char *parent, const json_t *body)
+{
+    struct loading *l = arg;
+    (void)parent;
+    l->rc = sandbox_load(l->s, id, body, l->err);
+    return l->rc;
+}
+
+static int by_age(const struct sandbox *a, const struct sandbox *b)
+{
+    return a->seq < b->seq ? 1 : a->seq > b->seq ? -1 : 0;
+}
+
+static int load(struct sandboxes *s, struct error *err)
+{
+    struct loading l = {.s = s, .err = err};
+    int rc = store_each(s->config.store, STORE_OPERATION, load_operation, &l, err);
+    if (rc == 0 && l.rc == 0)
+        rc = store_each(s->config.store, STORE_SANDBOX, load_sandbox, &l, err);
+    DL_SORT(s->list, by_age);
+    operations_sort(s);
+    return rc < 0 ? rc : l.rc;
+}
+
+/* Operations that no flow will finish: of other modules, or of a sandbox that had moved on. */
+static void fail_orphans(struct sandboxes *s)
+{
+    struct error err = ERROR_INIT;
+    struct operation *op;
+    (void)error_set(&err, ERROR_UNAVAILABLE, "interrupted by a restart of the server");
+    DL_FOREACH(s->ops, op)
+    {
+        const struct sandbox *sb = *op->sandbox_id ? sandboxes_find(s, op->sandbox_id) : NULL;
+        if (!operation_finished(op) && (!sb || sb->op != op))
+            operation_finish(s, op, NULL, &err);
+    }
+}
+
+void sandboxes_start(struct sandboxes *s, void (*done)(void *arg, const struct error *err), void *arg)
+{
+    struct sandbox *sb;
+    s->started = done;
+    s->started_arg = arg;
+    if (load(s, &s->start_error) < 0) {
+        (void)call_new(s, NULL, tell_started);
+        return;
+    }
+    s->starting = 1; /* the broker's list */
+    fail_orphans(s);
+    DL_FOREACH(s->list, sb)
+    adopt_one(s, sb);
+    ask_list(s);
+    loop_timer_start(&s->tick, s->config.tick_ms);
+}

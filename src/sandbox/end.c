@@ -1,0 +1,324 @@
+/* The ways out of `running`: pause, stop, delete, failure. */
+#include "base/log.h"
+#include "sandbox/private.h"
+
+/* --- letting go of the machine --- */
+
+static void guest_gone(struct sandboxes *s, struct call *c)
+{
+    for (unsigned i = 0; i < s->observer_count; i++)
+        if (s->observers[i].guest)
+            s->observers[i].guest(s->observers[i].arg, c->sb, NULL, &c->err);
+    guest_destroy(c->guest);
+}
+
+static void guest_unseen_gone(struct sandboxes *s, struct call *c)
+{
+    (void)s;
+    guest_destroy(c->guest);
+}
+
+static void vm_gone(struct sandboxes *s, struct call *c)
+{
+    (void)s;
+    vm_destroy(c->vm);
+}
+
+void machine_drop(struct sandboxes *s, struct sandbox *sb, const struct error *why)
+{
+    if (sb->guest) {
+        struct call *c = call_new(s, sb, sb->announced ? guest_gone : guest_unseen_gone);
+        c->guest = sb->guest;
+        c->owns = true;
+        c->err = *why;
+        sb->guest = NULL;
+        sb->announced = false;
+    }
+    if (sb->vm) {
+        struct call *c = call_new(s, sb, vm_gone);
+        c->vm = sb->vm;
+        c->owns = true;
+        sb->vm = NULL;
+    }
+    if (sb->leased) {
+        sb->leased = false;
+        golden_release(s->config.golden, &sb->lease);
+    }
+}
+
+/* --- failure --- */
+
+static void cleaned(struct sandboxes *s, struct call *c)
+{
+    (void)s;
+    if (c->err.code)
+        LOG(LOG_WARN, "a failed sandbox could not be cleaned", "sandbox=%s error=%s detail=" LOG_Q, c->sb->id,
+            error_slug(c->err.code), c->err.message);
+}
+
+void sandbox_fail(struct sandboxes *s, struct sandbox *sb, const char *reason, const struct error *err)
+{
+    struct error why = ERROR_INIT;
+    /* One that never ran has nothing worth keeping; else the disk stays until the delete. */
+    enum errand_kind clean = sb->started_ms == 0 ? ERRAND_REMOVE : ERRAND_KILL;
+    flow_end(sb);
+    LOG(LOG_WARN, "sandbox failed", "sandbox=%s operation=%s reason=%s detail=" LOG_Q, sb->id,
+        sb->op ? sb->op->id : "-", reason, err->message);
+    (void)snprintf(sb->failure_reason, sizeof(sb->failure_reason), "%s", reason);
+    (void)snprintf(sb->failure_message, sizeof(sb->failure_message), "%s", err->message);
+    int code = err->code == ERROR_PROTOCOL ? ERROR_PROTOCOL : ERROR_GONE;
+    (void)error_set(&why, code, "the sandbox failed (%s): %.400s", reason, err->message);
+    machine_drop(s, sb, &why);
+    (void)sandbox_move(s, sb, SANDBOX_FAILED);
+    errand_run(s, clean, sb, sb->id, cleaned);
+    flow_finish(s, sb, err);
+}
+
+void machine_exited(struct sandboxes *s, struct call *c)
+{
+    struct sandbox *sb = c->sb;
+    if (!c->vm || c->vm != sb->vm)
+        return;
+    if (sb->state == SANDBOX_STOPPING)
+        stopped_now(s, sb);
+    else if (sb->state != SANDBOX_DELETING)
+        sandbox_fail(s, sb, "vmm_exited", &c->err);
+}
+
+static void machine_kill(struct sandboxes *s, struct sandbox *sb)
+{
+    flow_phase(s, sb, "killing the VM");
+    step_set(sb, STEP_KILL, KILL_MS);
+    vm_kill(sb->vm);
+}
+
+void guest_was_lost(struct sandboxes *s, struct call *c)
+{
+    struct sandbox *sb = c->sb;
+    if (c->guest != sb->guest)
+        return;
+    if (sb->state != SANDBOX_STOPPING)
+        sandbox_fail(s, sb, c->err.code == ERROR_PROTOCOL ? "guest_protocol" : "guest_lost", &c->err);
+    else if (sb->step == STEP_SHUTDOWN)
+        machine_kill(s, sb);
+}
+
+/* --- pause --- */
+
+static void paused(struct sandboxes *s, struct call *c)
+{
+    struct sandbox *sb = c->sb;
+    if (call_stale(c) || c->err.code == ERROR_GONE)
+        return;
+    if (c->err.code && !vm_is_running(sb->vm)) {
+        (void)error_wrap(&c->err, "the VM could not be paused");
+        sandbox_fail(s, sb, "pause_failed", &c->err);
+        return;
+    }
+    flow_end(sb);
+    if (c->err.code) {
+        guest_hold(sb->guest, false);
+        sb->desired = SANDBOX_RUNNING;
+        (void)sandbox_move(s, sb, SANDBOX_RUNNING);
+        flow_finish(s, sb, &c->err);
+        return;
+    }
+    (void)sandbox_move(s, sb, SANDBOX_PAUSED);
+    flow_finish(s, sb, NULL);
+}
+
+static void on_paused(void *arg, const struct error *err)
+{
+    struct sandbox *sb = arg;
+    struct call *c = call_new(sb->all, sb, paused);
+    if (err)
+        c->err = *err;
+}
+
+void pause_begin(struct sandboxes *s, struct call *c)
+{
+    struct sandbox *sb = c->sb;
+    if (call_stale(c))
+        return;
+    if (sb->op)
+        operation_run(s, sb->op);
+    flow_phase(s, sb, "pausing");
+    step_set(sb, STEP_PAUSE, PAUSE_MS);
+    guest_hold(sb->guest, true);
+    vm_pause(sb->vm, on_paused, sb);
+}
+
+/* --- stop --- */
+
+void stopped_now(struct sandboxes *s, struct sandbox *sb)
+{
+    const struct error why = {.code = ERROR_GONE, .message = "the sandbox was stopped"};
+    flow_end(sb);
+    machine_drop(s, sb, &why);
+    (void)sandbox_move(s, sb, SANDBOX_STOPPED);
+    flow_finish(s, sb, NULL);
+}
+
+/* A guest that does not want to end is ended. */
+static void shutdown_answered(struct sandboxes *s, struct call *c)
+{
+    struct sandbox *sb = c->sb;
+    if (!call_stale(c) && c->err.code && sb->step == STEP_SHUTDOWN && guest_is_ready(sb->guest))
+        machine_kill(s, sb);
+}
+
+static void on_shutdown(void *arg, const struct error *err)
+{
+    struct sandbox *sb = arg;
+    struct call *c = call_new(sb->all, sb, shutdown_answered);
+    if (err)
+        c->err = *err;
+}
+
+void shutdown_ask(struct sandboxes *s, struct sandbox *sb)
+{
+    (void)s;
+    guest_shutdown(sb->guest, GRACE_MS, on_shutdown, sb);
+}
+
+static void awake_to_stop(struct sandboxes *s, struct call *c)
+{
+    struct sandbox *sb = c->sb;
+    if (call_stale(c) || c->err.code == ERROR_GONE)
+        return;
+    if (c->err.code) {
+        machine_kill(s, sb);
+        return;
+    }
+    guest_hold(sb->guest, false);
+    if (guest_is_ready(sb->guest))
+        shutdown_ask(s, sb); /* else when the link answers, or the time is over */
+}
+
+static void on_awake_to_stop(void *arg, const struct error *err)
+{
+    struct sandbox *sb = arg;
+    struct call *c = call_new(sb->all, sb, awake_to_stop);
+    if (err)
+        c->err = *err;
+}
+
+void stop_begin(struct sandboxes *s, struct call *c)
+{
+    struct sandbox *sb = c->sb;
+    if (call_stale(c))
+        return;
+    if (sb->op)
+        operation_run(s, sb->op);
+    flow_phase(s, sb, "shutting down");
+    step_set(sb, STEP_SHUTDOWN, SHUTDOWN_MS);
+    /* A paused guest has to run to end cleanly. */
+    vm_resume(sb->vm, on_awake_to_stop, sb);
+}
+
+static void killed(struct sandboxes *s, struct call *c)
+{
+    struct sandbox *sb = c->sb;
+    if (sb->state != SANDBOX_STOPPING || sb->step != STEP_KILL)
+        return;
+    if (c->err.code)
+        sandbox_fail(s, sb, "kill_failed", &c->err);
+    else
+        stopped_now(s, sb);
+}
+
+/* --- delete --- */
+
+void delete_enter(struct sandboxes *s, struct sandbox *sb)
+{
+    const struct error why = {.code = ERROR_GONE, .message = "the sandbox was deleted"};
+    sb->desired = SANDBOX_DELETED;
+    flow_start(sb);
+    machine_drop(s, sb, &why);
+    if (sb->state != SANDBOX_DELETING)
+        (void)sandbox_move(s, sb, SANDBOX_DELETING);
+    (void)call_new(s, sb, delete_begin);
+}
+
+static void removed(struct sandboxes *s, struct call *c)
+{
+    struct sandbox *sb = c->sb;
+    if (sb->state != SANDBOX_DELETING)
+        return;
+    if (c->err.code) {
+        /* It goes on being tried; who waits for the operation is told after some tries. */
+        sb->tries++;
+        if (sb->tries >= REMOVE_TRIES && sb->op)
+            flow_finish(s, sb, &c->err);
+        step_set(sb, STEP_REMOVE, REMOVE_RETRY_MS * (sb->tries < 15 ? sb->tries : 15));
+        return;
+    }
+    flow_end(sb);
+    (void)sandbox_move(s, sb, SANDBOX_DELETED);
+    flow_finish(s, sb, NULL);
+}
+
+void delete_begin(struct sandboxes *s, struct call *c)
+{
+    struct sandbox *sb = c->sb;
+    if (call_stale(c))
+        return;
+    if (sb->op)
+        operation_run(s, sb->op);
+    flow_phase(s, sb, "removing");
+    step_set(sb, STEP_REMOVE, 0);
+    errand_run(s, ERRAND_REMOVE, sb, sb->id, removed);
+}
+
+/* --- time --- */
+
+static const char *waiting_for(enum step step)
+{
+    switch (step) {
+    case STEP_BOOT:
+        return "a VM from the golden snapshot";
+    case STEP_LAUNCH:
+        return "the VMM to start";
+    case STEP_LINK:
+        return "the guest's first answer";
+    case STEP_IDENTIFY:
+        return "the guest to confirm its identity";
+    case STEP_PAUSE:
+        return "the vCPUs to stop";
+    case STEP_UNPAUSE:
+    case STEP_SETTLE:
+        return "the vCPUs to run";
+    default:
+        return "nothing";
+    }
+}
+
+void step_timed_out(struct sandboxes *s, struct sandbox *sb)
+{
+    struct error err = ERROR_INIT;
+    const struct error why = {.code = ERROR_GONE, .message = "the sandbox was stopped"};
+    switch (sb->step) {
+    case STEP_NONE:
+        break;
+    case STEP_ADOPT:
+        adopt_try(s, sb);
+        break;
+    case STEP_SHUTDOWN:
+        machine_kill(s, sb);
+        break;
+    case STEP_KILL:
+        /* The engine's own way did not work; the broker's does not need the VMM's help. */
+        machine_drop(s, sb, &why);
+        step_set(sb, STEP_KILL, 0);
+        errand_run(s, ERRAND_KILL, sb, sb->id, killed);
+        break;
+    case STEP_REMOVE:
+        step_set(sb, STEP_REMOVE, 0);
+        errand_run(s, ERRAND_REMOVE, sb, sb->id, removed);
+        break;
+    default:
+        (void)error_set(&err, ERROR_TIMEOUT, "waited too long for %s", waiting_for(sb->step));
+        sandbox_fail(s, sb, "timeout", &err);
+        break;
+    }
+}

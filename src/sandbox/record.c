@@ -1,0 +1,294 @@
+/* A sandbox as JSON: the API's answer and the stored record. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/str.h"
+#include "sandbox/private.h"
+#include "json/json.h"
+
+#define RECORD_VERSION 1
+
+static const char *const idle_names[] = {
+    [ON_IDLE_NONE] = "none", [ON_IDLE_PAUSE] = "pause", [ON_IDLE_DELETE] = "delete"};
+
+const char *on_idle_name(enum on_idle v)
+{
+    return idle_names[v];
+}
+
+bool on_idle_parse(const char *name, enum on_idle *ret)
+{
+    for (unsigned i = 0; i < sizeof(idle_names) / sizeof(idle_names[0]); i++) {
+        if (strcmp(idle_names[i], name) == 0) {
+            *ret = (enum on_idle)i;
+            return true;
+        }
+    }
+    return false;
+}
+
+static json_t *seconds_json(int64_t s)
+{
+    return s > 0 ? json_integer(s) : json_null();
+}
+
+json_t *lifecycle_json(const struct lifecycle *l)
+{
+    return json_pack("{s:o, s:s, s:o, s:s, s:b}", "idle_timeout_s", seconds_json(l->idle_timeout_s),
+                     "on_idle", on_idle_name(l->on_idle), "max_lifetime_s", seconds_json(l->max_lifetime_s),
+                     "on_expiry", "delete", "auto_wake", (int)l->auto_wake);
+}
+
+static json_t *resources_json(const struct vm_shape *shape)
+{
+    return json_pack("{s:I, s:I, s:I}", "vcpus", (json_int_t)shape->vcpus, "memory_mib",
+                     (json_int_t)shape->memory_mib, "disk_mib", (json_int_t)shape->disk_mib);
+}
+
+static json_t *failure_json(const struct sandbox *sb)
+{
+    return *sb->failure_reason
+               ? json_pack("{s:s, s:s}", "reason", sb->failure_reason, "message", sb->failure_message)
+               : json_null();
+}
+
+static json_t *template_json(const struct sandbox *sb)
+{
+    char digest[8 + BROKER_DIGEST_SIZE];
+    (void)snprintf(digest, sizeof(digest), "sha256:%s", sb->digest);
+    return json_pack("{s:s, s:s}", "ref", sb->ref, "digest", digest);
+}
+
+/* Running out of memory in these has no caller that could do better than end: see call_new. */
+static json_t *made(json_t *j)
+{
+    if (!j)
+        abort();
+    return j;
+}
+
+json_t *sandbox_json(const struct sandbox *sb)
+{
+    json_t *name = *sb->name ? json_string(sb->name) : json_null();
+    json_t *op = sb->op ? json_string(sb->op->id) : json_null();
+    return made(json_pack(
+        "{s:s, s:o, s:s, s:s, s:I, s:o, s:s, s:s, s:o, s:{s:s}, s:o, s:O, s:o, s:o, s:o, s:o, s:o, s:o}", //
+        "id", sb->id, "name", name, "state", sandbox_state_name(sb->state),                               //
+        "desired_state", sandbox_state_name(sb->desired), "generation", (json_int_t)sb->generation,       //
+        "template", template_json(sb), "engine", sb->engine, "acceleration", sb->acceleration,            //
+        "resources", resources_json(&sb->shape), "network", "mode", "none",                               //
+        "lifecycle", lifecycle_json(&sb->lifecycle), "metadata", sb->metadata,                            //
+        "created_at", json_time(sb->created_ms), "started_at", json_time(sb->started_ms),                 //
+        "last_active_at", json_time(sb->active_ms), "expires_at", json_time(sb->expires_ms),              //
+        "operation_id", op, "failure", failure_json(sb)));
+}
+
+const char *sandbox_json_text(const struct sandbox *sb, size_t *ret_len)
+{
+    if (!*sb->text) {
+        json_t *j = sandbox_json(sb);
+        *sb->text = json_dumps(j, JSON_COMPACT);
+        json_decref(j);
+        if (!*sb->text)
+            abort(); /* as above */
+    }
+    *ret_len = strlen(*sb->text);
+    return *sb->text;
+}
+
+void sandbox_stale_text(struct sandbox *sb)
+{
+    free(*sb->text);
+    *sb->text = NULL;
+}
+
+static unsigned history_start(const struct sandbox *sb)
+{
+    return sb->history_count > HISTORY_MAX ? sb->history_count - HISTORY_MAX : 0;
+}
+
+json_t *sandbox_history_json(const struct sandbox *sb)
+{
+    json_t *list = made(json_array());
+    for (unsigned i = history_start(sb); i < sb->history_count; i++) {
+        const struct transition *t = &sb->history[i % HISTORY_MAX];
+        (void)json_array_append_new(list, made(json_pack("{s:o, s:s, s:s, s:s}", "at", json_time(t->at_ms),
+                                                         "from", sandbox_state_name(t->from), "to",
+                                                         sandbox_state_name(t->to), "reason", t->reason)));
+    }
+    return list;
+}
+
+/* --- the stored record --- */
+
+static json_t *stored_history(const struct sandbox *sb)
+{
+    json_t *list = made(json_array());
+    for (unsigned i = history_start(sb); i < sb->history_count; i++) {
+        const struct transition *t = &sb->history[i % HISTORY_MAX];
+        (void)json_array_append_new(list,
+                                    made(json_pack("[I,s,s]", (json_int_t)t->at_ms,
+                                                   sandbox_state_name(t->from), sandbox_state_name(t->to))));
+    }
+    return list;
+}
+
+static json_t *record(const struct sandbox *sb)
+{
+    char machine[2 * sizeof(sb->machine_id) + 1];
+    str_hex(sb->machine_id, sizeof(sb->machine_id), machine);
+    json_t *r = made(json_pack(
+        "{s:i, s:I, s:s, s:s, s:s, s:s, s:s, s:s, s:I, s:s, s:s, s:o, s:o, s:O, s:O, s:s, s:o}",   //
+        "v", RECORD_VERSION, "seq", (json_int_t)sb->seq, "project", sb->project, "name", sb->name, //
+        "ref", sb->ref, "digest", sb->digest, "state", sandbox_state_name(sb->state),              //
+        "desired", sandbox_state_name(sb->desired), "generation", (json_int_t)sb->generation,      //
+        "engine", sb->engine, "acceleration", sb->acceleration,                                    //
+        "resources", resources_json(&sb->shape), "lifecycle", lifecycle_json(&sb->lifecycle),      //
+        "metadata", sb->metadata, "env", sb->env, "machine_id", machine,                           //
+        "history", stored_history(sb)));
+    json_t *times = made(json_pack("{s:I, s:I, s:I, s:I, s:I, s:s, s:s, s:s}", //
+                                   "created_ms", (json_int_t)sb->created_ms,   //
+                                   "started_ms", (json_int_t)sb->started_ms,   //
+                                   "active_ms", (json_int_t)sb->active_ms,     //
+                                   "expires_ms", (json_int_t)sb->expires_ms,   //
+                                   "ended_ms", (json_int_t)sb->ended_ms,       //
+                                   "failure_reason", sb->failure_reason,       //
+                                   "failure_message", sb->failure_message,     //
+                                   "operation", sb->op ? sb->op->id : ""));
+    if (json_object_update_new(r, times) < 0)
+        abort(); /* as above */
+    return r;
+}
+
+void sandbox_save(struct sandboxes *s, struct sandbox *sb)
+{
+    json_t *r = record(sb);
+    store_put(s->config.store, STORE_SANDBOX, sb->id, NULL, r);
+    json_decref(r);
+    sb->saved_active_ms = sb->active_ms;
+    sandbox_stale_text(sb);
+}
+
+/* --- reading it back --- */
+
+static bool copy_text(const json_t *body, const char *key, char *to, size_t size)
+{
+    const char *text = json_string_value(json_object_get(body, key));
+    return text && str_copy(to, size, text);
+}
+
+static bool state_of(const json_t *body, const char *key, enum sandbox_state *ret)
+{
+    return sandbox_state_parse(json_string_value(json_object_get(body, key)), ret);
+}
+
+static int64_t number(const json_t *body, const char *key)
+{
+    return json_integer_value(json_object_get(body, key));
+}
+
+static bool load_lifecycle(const json_t *body, struct lifecycle *l)
+{
+    const json_t *from = json_object_get(body, "lifecycle");
+    const char *on_idle = json_string_value(json_object_get(from, "on_idle"));
+    l->idle_timeout_s = number(from, "idle_timeout_s");
+    l->max_lifetime_s = number(from, "max_lifetime_s");
+    l->auto_wake = json_is_true(json_object_get(from, "auto_wake"));
+    return on_idle && on_idle_parse(on_idle, &l->on_idle);
+}
+
+static void load_history(struct sandbox *sb, const json_t *list)
+{
+    size_t i;
+    json_t *t;
+    json_array_foreach((json_t *)list, i, t)
+    {
+        struct transition *to = &sb->history[sb->history_count % HISTORY_MAX];
+        to->at_ms = json_integer_value(json_array_get(t, 0));
+        if (!sandbox_state_parse(json_string_value(json_array_get(t, 1)), &to->from) ||
+            !sandbox_state_parse(json_string_value(json_array_get(t, 2)), &to->to))
+            continue;
+        /* The words may have changed since; a move that is no longer in the table keeps its place. */
+        to->reason = sandbox_state_reason(to->from, to->to);
+        if (!to->reason)
+            to->reason = "by an earlier version";
+        sb->history_count++;
+    }
+}
+
+static void load_times(struct sandbox *sb, const json_t *body)
+{
+    sb->created_ms = number(body, "created_ms");
+    sb->started_ms = number(body, "started_ms");
+    sb->active_ms = sb->saved_active_ms = number(body, "active_ms");
+    sb->expires_ms = number(body, "expires_ms");
+    sb->ended_ms = number(body, "ended_ms");
+}
+
+static bool load_shape(const json_t *body, struct vm_shape *shape)
+{
+    const json_t *r = json_object_get(body, "resources");
+    shape->vcpus = (uint32_t)number(r, "vcpus");
+    shape->memory_mib = (uint32_t)number(r, "memory_mib");
+    shape->disk_mib = (uint32_t)number(r, "disk_mib");
+    return shape->vcpus > 0 && shape->memory_mib > 0;
+}
+
+static bool load_texts(struct sandbox *sb, const json_t *body)
+{
+    const char *machine = json_string_value(json_object_get(body, "machine_id"));
+    return copy_text(body, "project", sb->project, sizeof(sb->project)) &&
+           copy_text(body, "name", sb->name, sizeof(sb->name)) &&
+           copy_text(body, "ref", sb->ref, sizeof(sb->ref)) &&
+           copy_text(body, "digest", sb->digest, sizeof(sb->digest)) &&
+           copy_text(body, "engine", sb->engine, sizeof(sb->engine)) &&
+           copy_text(body, "acceleration", sb->acceleration, sizeof(sb->acceleration)) &&
+           copy_text(body, "failure_reason", sb->failure_reason, sizeof(sb->failure_reason)) &&
+           copy_text(body, "failure_message", sb->failure_message, sizeof(sb->failure_message)) && machine &&
+           str_unhex(machine, sb->machine_id, sizeof(sb->machine_id));
+}
+
+static bool load_map(json_t **to, const json_t *body, const char *key)
+{
+    json_t *map = json_object_get(body, key);
+    if (!json_is_object(map))
+        return false;
+    json_decref(*to);
+    *to = json_deep_copy(map);
+    return *to != NULL;
+}
+
+static bool load_fields(struct sandbox *sb, const json_t *body)
+{
+    sb->seq = (uint64_t)number(body, "seq");
+    sb->generation = (uint64_t)number(body, "generation");
+    load_times(sb, body);
+    load_history(sb, json_object_get(body, "history"));
+    return load_texts(sb, body) && load_shape(body, &sb->shape) && load_lifecycle(body, &sb->lifecycle) &&
+           state_of(body, "state", &sb->state) && state_of(body, "desired", &sb->desired) &&
+           load_map(&sb->metadata, body, "metadata") && load_map(&sb->env, body, "env");
+}
+
+int sandbox_load(struct sandboxes *s, const char *id, const json_t *body, struct error *err)
+{
+    if (number(body, "v") != RECORD_VERSION)
+        return error_set(err, ERROR_INVALID,
+                         "the record of sandbox %s has version %lld; this program knows %d", id,
+                         (long long)number(body, "v"), RECORD_VERSION);
+    struct sandbox *sb = id_valid(id, "sb") ? sandbox_alloc(s, id) : NULL;
+    if (!sb || !load_fields(sb, body)) {
+        sandbox_free(sb);
+        return error_set(err, ERROR_INTERNAL, "the record of sandbox %s is damaged", id);
+    }
+    if (sb->seq > s->seq)
+        s->seq = sb->seq;
+    if (sb->state == SANDBOX_DELETED)
+        s->deleted++;
+    struct operation *op = operations_find(s, json_string_value(json_object_get(body, "operation")));
+    if (op && !operation_finished(op)) {
+        operation_hold(op);
+        sb->op = op;
+    }
+    sandbox_insert(s, sb);
+    return 0;
+}

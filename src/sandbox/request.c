@@ -1,0 +1,320 @@
+/* Requests: validate everything, change memory, queue records and work, return the operation. */
+#include <inttypes.h>
+#include <string.h>
+
+#include "base/cleanup.h"
+#include "base/str.h"
+#include "sandbox/private.h"
+
+/* --- capacity --- */
+
+/* States in which a VMM holds, or is about to hold, the sandbox's memory. */
+static bool resident(enum sandbox_state s)
+{
+    switch (s) {
+    case SANDBOX_SUSPENDED:
+    case SANDBOX_STOPPED:
+    case SANDBOX_DELETED:
+    case SANDBOX_FAILED:
+        return false;
+    default:
+        return true;
+    }
+}
+
+static int check_memory(struct sandboxes *s, uint32_t more_mib, struct error *err)
+{
+    uint64_t used = 0;
+    const struct sandbox *sb;
+    if (s->config.max_memory_mib == 0)
+        return 0;
+    DL_FOREACH(s->list, sb)
+    used += resident(sb->state) ? sb->shape.memory_mib : 0;
+    if (used + more_mib > s->config.max_memory_mib)
+        return error_set(err, ERROR_CAPACITY,
+                         "sandboxes hold %" PRIu64 " MiB of memory and the server gives %" PRIu64
+                         " MiB; %u MiB more do not fit",
+                         used, s->config.max_memory_mib, more_mib);
+    return 0;
+}
+
+static int check_count(struct sandboxes *s, struct error *err)
+{
+    unsigned alive = 0;
+    const struct sandbox *sb;
+    DL_FOREACH(s->list, sb)
+    alive += sb->state != SANDBOX_DELETED && sb->state != SANDBOX_FAILED;
+    if (alive >= s->config.max_sandboxes)
+        return error_set(err, ERROR_CAPACITY, "%u sandboxes exist and the server allows %u", alive,
+                         s->config.max_sandboxes);
+    return 0;
+}
+
+static int check_store(struct sandboxes *s, struct error *err)
+{
+    if (!store_healthy(s->config.store))
+        return error_set(err, ERROR_UNAVAILABLE, "the server cannot write its state to disk now");
+    return 0;
+}
+
+/* --- create --- */
+
+static int take_map(json_t **to, const json_t *map)
+{
+    if (!map)
+        return 0;
+    json_t *copy = json_deep_copy(map);
+    if (!copy)
+        return ERROR_NO_MEMORY;
+    json_decref(*to);
+    *to = copy;
+    return 0;
+}
+
+static void fill(struct sandboxes *s, struct sandbox *sb, const struct create_spec *spec, const char *project,
+                 const struct golden_lease *lease)
+{
+    const struct vm_engine_info *engine = vm_engine_info(s->config.engine);
+    sb->seq = ++s->seq;
+    sb->state = SANDBOX_CREATING;
+    sb->desired = SANDBOX_RUNNING;
+    sb->generation = 1;
+    sb->lifecycle = spec->lifecycle;
+    sb->created_ms = sb->active_ms = now_ms(s);
+    sb->lease = *lease;
+    sb->leased = true;
+    id_random(sb->machine_id, sizeof(sb->machine_id));
+    (void)str_copy(sb->project, sizeof(sb->project), project ? project : "");
+    (void)str_copy(sb->name, sizeof(sb->name), spec->name);
+    (void)str_copy(sb->ref, sizeof(sb->ref), spec->template);
+    (void)str_copy(sb->engine, sizeof(sb->engine), engine->name);
+    (void)str_copy(sb->acceleration, sizeof(sb->acceleration), engine->acceleration);
+    policy_limits(s, sb);
+}
+
+static int make(struct sandboxes *s, const struct create_spec *spec, const char *project,
+                const char digest[BROKER_DIGEST_SIZE], const struct vm_shape *shape, struct sandbox **ret,
+                struct error *err)
+{
+    struct golden_lease lease;
+    int rc = golden_reserve(s->config.golden, digest, shape, &lease, err);
+    if (rc < 0)
+        return rc;
+    struct sandbox *sb = sandbox_alloc(s, lease.sandbox_id);
+    if (!sb || take_map(&sb->metadata, spec->metadata) < 0 || take_map(&sb->env, spec->env) < 0) {
+        sandbox_free(sb);
+        golden_release(s->config.golden, &lease);
+        return error_set(err, ERROR_NO_MEMORY, "out of memory");
+    }
+    fill(s, sb, spec, project, &lease);
+    sb->shape = *shape;
+    (void)str_copy(sb->digest, sizeof(sb->digest), digest);
+    *ret = sb;
+    return 0;
+}
+
+/* Gives a sandbox the operation it works on from now. */
+static int take_operation(struct sandboxes *s, struct sandbox *sb, const char *kind, struct error *err)
+{
+    struct operation *op;
+    int rc = operations_new(s, kind, sb->id, &op, err);
+    if (rc < 0)
+        return rc;
+    operation_hold(op);
+    sb->op = op;
+    return 0;
+}
+
+int sandboxes_new(struct sandboxes *s, const json_t *body, const char *project, struct sandbox **ret,
+                  struct operation **ret_op, struct error *err)
+{
+    struct create_spec spec;
+    char digest[BROKER_DIGEST_SIZE];
+    uint32_t disk_mib = 0;
+    struct vm_shape shape;
+    struct sandbox *sb = NULL;
+    int rc = create_spec_read(&s->config, body, &spec, err);
+    if (rc == 0)
+        rc = check_store(s, err);
+    if (rc == 0)
+        rc = s->config.resolve(s->config.resolve_arg, spec.template, digest, &disk_mib, err);
+    if (rc == 0)
+        rc = create_spec_shape(&s->config, &spec, disk_mib, &shape, err);
+    if (rc == 0)
+        rc = check_count(s, err);
+    if (rc == 0)
+        rc = check_memory(s, shape.memory_mib, err);
+    if (rc == 0)
+        rc = make(s, &spec, project, digest, &shape, &sb, err);
+    if (rc < 0)
+        return rc;
+    rc = take_operation(s, sb, "create", err);
+    if (rc < 0) {
+        golden_release(s->config.golden, &sb->lease);
+        sandbox_free(sb);
+        return rc;
+    }
+    sandbox_insert(s, sb);
+    sandbox_save(s, sb);
+    notify_changed(s, sb, SANDBOX_CREATING, SANDBOX_CREATING);
+    (void)call_new(s, sb, create_begin);
+    *ret = sb;
+    *ret_op = sb->op;
+    return 0;
+}
+
+/* --- verbs --- */
+
+struct verb {
+    const char *name;
+    enum sandbox_state via, to;
+    void (*begin)(struct sandboxes *s, struct call *c);
+};
+
+static const struct verb verbs[SANDBOX_VERBS] = {
+    [SANDBOX_DELETE] = {"delete", SANDBOX_DELETING, SANDBOX_DELETED, delete_begin},
+    [SANDBOX_PAUSE] = {"pause", SANDBOX_PAUSING, SANDBOX_PAUSED, pause_begin},
+    [SANDBOX_RESUME] = {"resume", SANDBOX_RESUMING, SANDBOX_RUNNING, resume_begin},
+    [SANDBOX_STOP] = {"stop", SANDBOX_STOPPING, SANDBOX_STOPPED, stop_begin},
+    [SANDBOX_START] = {"start", SANDBOX_STARTING, SANDBOX_RUNNING, start_begin},
+    [SANDBOX_WAKE] = {"wake", SANDBOX_STATES, SANDBOX_RUNNING, NULL},
+};
+
+const char *sandbox_verb_name(enum sandbox_verb verb)
+{
+    return (unsigned)verb < SANDBOX_VERBS ? verbs[verb].name : "unknown";
+}
+
+/* What waking means in a state: nothing else than resume or start. */
+static enum sandbox_verb effective(enum sandbox_verb verb, enum sandbox_state state)
+{
+    if (verb != SANDBOX_WAKE)
+        return verb;
+    return state == SANDBOX_STOPPED || state == SANDBOX_STARTING ? SANDBOX_START : SANDBOX_RESUME;
+}
+
+static int conflict(const struct sandbox *sb, const char *verb, struct error *err)
+{
+    if (sb->state == SANDBOX_DELETED)
+        return error_set(err, ERROR_GONE, "the sandbox was deleted");
+    if (sb->state == SANDBOX_FAILED)
+        return error_set(err, ERROR_CONFLICT, "the sandbox has failed (%s): %.300s; it can only be deleted",
+                         sb->failure_reason, sb->failure_message);
+    int rc = error_set(err, ERROR_CONFLICT, "the sandbox is %s: %s is not possible now",
+                       sandbox_state_name(sb->state), verb);
+    if (sb->op && err)
+        (void)str_copy(err->operation_id, sizeof(err->operation_id), sb->op->id);
+    return rc;
+}
+
+int verb_begin(struct sandboxes *s, struct sandbox *sb, enum sandbox_verb verb, struct operation **ret_op,
+               struct error *err)
+{
+    verb = effective(verb, sb->state);
+    const struct verb *v = &verbs[verb];
+    if (!sandbox_state_settled(sb->state) || !sandbox_state_allows(sb->state, v->via))
+        return conflict(sb, v->name, err);
+    if (sb->step != STEP_NONE)
+        return error_set(err, ERROR_UNAVAILABLE,
+                         "the sandbox is being taken over after a restart; try again");
+    int rc = check_store(s, err);
+    if (rc == 0 && verb == SANDBOX_START)
+        rc = check_memory(s, sb->shape.memory_mib, err);
+    if (rc == 0)
+        rc = take_operation(s, sb, v->name, err);
+    if (rc < 0)
+        return rc;
+    sb->desired = v->to;
+    flow_start(sb);
+    (void)sandbox_move(s, sb, v->via);
+    sandbox_save(s, sb);
+    (void)call_new(s, sb, v->begin);
+    *ret_op = sb->op;
+    return 0;
+}
+
+/* Goes through whatever is under way. */
+static int delete_now(struct sandboxes *s, struct sandbox *sb, struct operation **ret_op, struct error *err)
+{
+    struct operation *before = sb->op;
+    if (sb->state == SANDBOX_DELETING && before) {
+        *ret_op = before;
+        return 0;
+    }
+    int rc = take_operation(s, sb, "delete", err);
+    if (rc < 0)
+        return rc;
+    if (before) {
+        operation_cancel(s, before, "superseded by the delete of the sandbox");
+        operation_release(before);
+    }
+    delete_enter(s, sb);
+    sandbox_save(s, sb);
+    *ret_op = sb->op;
+    return 0;
+}
+
+/* A finished operation for what is so already. */
+static int already(struct sandboxes *s, struct sandbox *sb, const char *kind, struct operation **ret_op,
+                   struct error *err)
+{
+    struct operation *op;
+    int rc = operations_new(s, kind, sb->id, &op, err);
+    if (rc < 0)
+        return rc;
+    json_t *result = json_pack("{s:s}", "sandbox_id", sb->id);
+    operation_finish(s, op, result, NULL);
+    *ret_op = op;
+    return 0;
+}
+
+/* The operation under way already does what is asked for. */
+static bool same_way(const struct sandbox *sb, enum sandbox_verb asked, enum sandbox_verb verb)
+{
+    if (!sb->op)
+        return false;
+    bool creating = sb->state == SANDBOX_CREATING && asked == SANDBOX_WAKE;
+    return creating || sb->state == verbs[verb].via;
+}
+
+int sandboxes_verb(struct sandboxes *s, struct sandbox *sb, enum sandbox_verb asked,
+                   struct operation **ret_op, bool *ret_already, struct error *err)
+{
+    enum sandbox_verb verb = effective(asked, sb->state);
+    int rc = 0;
+    bool there = sb->state == verbs[verb].to;
+    if (there)
+        rc = already(s, sb, verbs[verb].name, ret_op, err);
+    else if (verb == SANDBOX_DELETE)
+        rc = delete_now(s, sb, ret_op, err);
+    else if (same_way(sb, asked, verb))
+        *ret_op = sb->op;
+    else
+        rc = verb_begin(s, sb, verb, ret_op, err);
+    if (rc == 0)
+        *ret_already = there;
+    return rc;
+}
+
+/* --- patch --- */
+
+int sandboxes_patch(struct sandboxes *s, struct sandbox *sb, const json_t *body, struct error *err)
+{
+    struct patch_spec spec;
+    int rc = patch_spec_read(body, &sb->lifecycle, &spec, err);
+    if (rc == 0 && (sb->state == SANDBOX_DELETED || sb->state == SANDBOX_DELETING))
+        rc = conflict(sb, "a change", err);
+    if (rc == 0)
+        rc = check_store(s, err);
+    if (rc == 0 && take_map(&sb->metadata, spec.metadata) < 0)
+        rc = error_set(err, ERROR_NO_MEMORY, "out of memory");
+    if (rc < 0)
+        return rc;
+    if (spec.has_name)
+        (void)str_copy(sb->name, sizeof(sb->name), spec.name);
+    sb->lifecycle = spec.lifecycle;
+    policy_limits(s, sb);
+    sandbox_save(s, sb);
+    notify_changed(s, sb, sb->state, sb->state);
+    return 0;
+}

@@ -1,0 +1,57 @@
+/* The plumbing of flows: which step a sandbox is in, its limit in time, the operation it serves. */
+#include <stdlib.h>
+
+#include "sandbox/private.h"
+
+static void enter(struct sandbox *sb, enum step step)
+{
+    enum step before = sb->step;
+    sb->step = step;
+    if (before != STEP_ADOPT && step == STEP_ADOPT)
+        sb->all->starting++;
+    if (before == STEP_ADOPT && step != STEP_ADOPT)
+        adopt_answered(sb->all);
+}
+
+void flow_start(struct sandbox *sb)
+{
+    sb->flow++;
+    sb->resumed = false;
+    sb->tries = 0;
+    loop_timer_stop(&sb->step_timer);
+    enter(sb, STEP_NONE);
+}
+
+void step_set(struct sandbox *sb, enum step step, unsigned limit_ms)
+{
+    enter(sb, step);
+    if (limit_ms > 0)
+        loop_timer_start(&sb->step_timer, limit_ms);
+    else
+        loop_timer_stop(&sb->step_timer);
+}
+
+void flow_end(struct sandbox *sb)
+{
+    flow_start(sb);
+}
+
+void flow_phase(struct sandboxes *s, struct sandbox *sb, const char *phase)
+{
+    if (sb->op)
+        operation_progress(s, sb->op, phase);
+}
+
+void flow_finish(struct sandboxes *s, struct sandbox *sb, const struct error *err)
+{
+    struct operation *op = sb->op;
+    sb->op = NULL;
+    sandbox_save(s, sb);
+    if (!op)
+        return;
+    json_t *result = json_pack("{s:s}", "sandbox_id", sb->id);
+    if (!result)
+        abort(); /* out of memory, see call_new */
+    operation_finish(s, op, result, err);
+    operation_release(op);
+}
