@@ -1,0 +1,237 @@
+#include "cli/args.h"
+
+#include <string.h>
+
+#include "base/cleanup.h"
+#include "base/str.h"
+
+const struct cli_option cli_global_options[] = {
+    {"url", 0, OPTION_STRING, "URL", "The server (environment SPACE_URL; default http://127.0.0.1:7780)."},
+    {"key", 0, OPTION_STRING, "KEY",
+     "The API key. Other users of this machine can see it in the process list: prefer the environment "
+     "(SPACE_API_KEY, or SPACE_KEY_FILE naming a file)."},
+    {"output", 'o', OPTION_CHOICE, "table|json", "How results are printed (default table).", "table|json"},
+    {"help", 'h', OPTION_FLAG, NULL, "Show the help of the command."},
+    {NULL},
+};
+
+struct parser {
+    struct cli_args *args;
+    int argc;
+    char **argv;
+    int at; /* next word */
+    struct error *err;
+};
+
+const struct cli_command *cli_command_find(const struct cli_command *table, const char *name)
+{
+    for (; table->name; table++)
+        if (strcmp(table->name, name) == 0)
+            return table;
+    return NULL;
+}
+
+static const struct cli_option *find_in(const struct cli_option *table, const char *name, size_t n,
+                                        char letter)
+{
+    for (; table && table->name; table++) {
+        if (name && strlen(table->name) == n && memcmp(table->name, name, n) == 0)
+            return table;
+        if (!name && table->letter == letter)
+            return table;
+    }
+    return NULL;
+}
+
+/* A command's own options come first: they may give a letter another meaning. */
+static const struct cli_option *find_option(const struct parser *p, const char *name, size_t n, char letter)
+{
+    const struct cli_command *command = p->args->command;
+    const struct cli_option *o = command ? find_in(command->options, name, n, letter) : NULL;
+    return o ? o : find_in(cli_global_options, name, n, letter);
+}
+
+static bool is_choice(const char *choices, const char *text)
+{
+    size_t n = strlen(text);
+    for (const char *p = choices; p; p = strchr(p, '|'), p = p ? p + 1 : NULL)
+        if (strcspn(p, "|") == n && memcmp(p, text, n) == 0)
+            return true;
+    return false;
+}
+
+static int add_value(struct parser *p, const struct cli_option *o, const char *text)
+{
+    uint64_t number;
+    if (o->kind == OPTION_NUMBER && !str_to_u64(text, o->min, o->max, &number))
+        return error_set(p->err, ERROR_INVALID, "--%s takes a number from %llu to %llu, not '%s'", o->name,
+                         (unsigned long long)o->min, (unsigned long long)o->max, text);
+    if (o->kind == OPTION_CHOICE && !is_choice(o->choices, text))
+        return error_set(p->err, ERROR_INVALID, "--%s takes one of %s, not '%s'", o->name, o->choices, text);
+    if (p->args->value_count >= ARRAY_LEN(p->args->values))
+        return error_set(p->err, ERROR_INVALID, "more than %d options", CLI_VALUES_MAX);
+    p->args->values[p->args->value_count++] = (struct cli_value){o, text};
+    return 0;
+}
+
+/* The value of an option that needs one: what is attached to it, else the next word. */
+static int take_value(struct parser *p, const struct cli_option *o, const char *attached)
+{
+    if (attached)
+        return add_value(p, o, attached);
+    if (p->at >= p->argc)
+        return error_set(p->err, ERROR_INVALID, "--%s needs a value (%s)", o->name, o->value);
+    return add_value(p, o, p->argv[p->at++]);
+}
+
+static int parse_long(struct parser *p, const char *word)
+{
+    const char *name = word + 2;
+    size_t n = strcspn(name, "=");
+    const char *attached = name[n] == '=' ? name + n + 1 : NULL;
+    const struct cli_option *o = find_option(p, name, n, 0);
+    if (!o)
+        return error_set(p->err, ERROR_INVALID, "unknown option --%.*s", (int)n, name);
+    if (o->kind != OPTION_FLAG)
+        return take_value(p, o, attached);
+    if (attached)
+        return error_set(p->err, ERROR_INVALID, "--%s takes no value", o->name);
+    return add_value(p, o, "");
+}
+
+/* "-it", "-ojson", "-n 3": flags may be bundled, the first option with a value ends the word. */
+static int parse_short(struct parser *p, const char *word)
+{
+    for (const char *c = word + 1; *c; c++) {
+        const struct cli_option *o = find_option(p, NULL, 0, *c);
+        if (!o)
+            return error_set(p->err, ERROR_INVALID, "unknown option -%c", *c);
+        if (o->kind != OPTION_FLAG)
+            return take_value(p, o, c[1] ? c + 1 : NULL);
+        int rc = add_value(p, o, "");
+        if (rc < 0)
+            return rc;
+    }
+    return 0;
+}
+
+/* One or two words name the command; the longer name wins. */
+static int find_command(struct parser *p, const struct cli_command *table)
+{
+    const char *first = p->argv[p->at];
+    char two[64];
+    if (p->at + 1 < p->argc) {
+        bool whole = strlen(first) + strlen(p->argv[p->at + 1]) + 2 <= sizeof(two);
+        if (whole) {
+            (void)str_copy(two, sizeof(two), first);
+            size_t n = strlen(two);
+            two[n] = ' ';
+            (void)str_copy(two + n + 1, sizeof(two) - n - 1, p->argv[p->at + 1]);
+            p->args->command = cli_command_find(table, two);
+            if (p->args->command) {
+                p->at += 2;
+                return 0;
+            }
+        }
+    }
+    p->args->command = cli_command_find(table, first);
+    if (!p->args->command)
+        return error_set(p->err, ERROR_INVALID, "unknown command '%s'; see `space help`", first);
+    p->at++;
+    return 0;
+}
+
+static void take_rest(struct parser *p)
+{
+    p->args->rest = p->argv + p->at;
+    p->args->rest_count = (size_t)(p->argc - p->at);
+    p->at = p->argc;
+}
+
+static int parse_positional(struct parser *p, const struct cli_command *table)
+{
+    struct cli_args *a = p->args;
+    if (!a->command)
+        return find_command(p, table);
+    if (a->command->rest && a->positional_count >= a->command->max) {
+        take_rest(p);
+        return 0;
+    }
+    if (a->positional_count >= a->command->max || a->positional_count >= ARRAY_LEN(a->positional))
+        return error_set(p->err, ERROR_INVALID, "'%s' is one argument too many for `space %s`",
+                         p->argv[p->at], a->command->name);
+    a->positional[a->positional_count++] = p->argv[p->at++];
+    return 0;
+}
+
+/* After "--" nothing is an option any more. */
+static int parse_after_dashes(struct parser *p, const struct cli_command *table)
+{
+    if (p->args->command && p->args->command->rest && p->args->positional_count >= p->args->command->min) {
+        take_rest(p);
+        return 0;
+    }
+    int rc = 0;
+    while (rc == 0 && p->at < p->argc)
+        rc = parse_positional(p, table);
+    return rc;
+}
+
+static int parse_word(struct parser *p, const struct cli_command *table)
+{
+    const char *word = p->argv[p->at];
+    if (word[0] != '-' || word[1] == '\0') /* "-" alone is standard input or output */
+        return parse_positional(p, table);
+    p->at++;
+    if (strcmp(word, "--") == 0)
+        return parse_after_dashes(p, table);
+    return word[1] == '-' ? parse_long(p, word) : parse_short(p, word);
+}
+
+int cli_args_parse(const struct cli_command *table, int argc, char **argv, struct cli_args *ret,
+                   struct error *err)
+{
+    *ret = (struct cli_args){0};
+    struct parser p = {.args = ret, .argc = argc, .argv = argv, .at = 1, .err = err};
+    while (p.at < argc) {
+        int rc = parse_word(&p, table);
+        if (rc < 0)
+            return rc;
+    }
+    if (!ret->command || cli_flag(ret, "help"))
+        return 0;
+    if (ret->positional_count < ret->command->min)
+        return error_set(err, ERROR_INVALID, "`space %s` needs %s", ret->command->name,
+                         ret->command->arguments);
+    return 0;
+}
+
+bool cli_flag(const struct cli_args *a, const char *name)
+{
+    return cli_text(a, name, NULL) != NULL;
+}
+
+const char *cli_text(const struct cli_args *a, const char *name, const char *fallback)
+{
+    for (size_t i = a->value_count; i-- > 0;)
+        if (strcmp(a->values[i].option->name, name) == 0)
+            return a->values[i].text;
+    return fallback;
+}
+
+uint64_t cli_number(const struct cli_args *a, const char *name, uint64_t fallback)
+{
+    const char *text = cli_text(a, name, NULL);
+    uint64_t number = fallback;
+    if (text)
+        (void)str_to_u64(text, 0, UINT64_MAX, &number);
+    return number;
+}
+
+const char *cli_item(const struct cli_args *a, const char *name, size_t index)
+{
+    for (size_t i = 0; i < a->value_count; i++)
+        if (strcmp(a->values[i].option->name, name) == 0 && index-- == 0)
+            return a->values[i].text;
+    return NULL;
+}

@@ -1,0 +1,557 @@
+#include "cli/attach.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/bytes.h"
+#include "base/cleanup.h"
+#include "base/clock.h"
+#include "base/str.h"
+#include "cli/exit.h"
+#include "cli/signals.h"
+#include "cli/sink.h"
+#include "cli/tty.h"
+#include "cli/ws.h"
+
+#define HEAD_SIZE 9 /* channel and offset before the bytes of a message */
+#define STDIN_CHUNK 32768
+#define BACKOFF_FIRST_MS 100
+#define BACKOFF_MOST_MS 3000
+#define STABLE_NS (10 * CLOCK_NS_PER_S) /* a connection that lasted so long starts a new time limit */
+#define PING_NS (20 * CLOCK_NS_PER_S)
+#define SILENT_NS (60 * CLOCK_NS_PER_S)
+#define INTERRUPTS_MAX 3
+#define DETACH_FIRST 0x10  /* ctrl-p */
+#define DETACH_SECOND 0x11 /* ctrl-q */
+
+enum step { STEP_GO_ON, STEP_BROKEN, STEP_DONE };
+
+struct attach {
+    const struct attach_spec *spec;
+    struct ws *ws;
+    struct sink sinks[2];
+    uint64_t offsets[2]; /* next byte expected of stdout, stderr */
+
+    /* the message being received */
+    unsigned char head[HEAD_SIZE];
+    size_t head_size;
+    int stream; /* 0, 1; -1: not for us */
+    uint64_t skip;
+
+    /* of this connection */
+    bool started;
+    int64_t heard_at; /* monotonic */
+    bool progress;
+    uint64_t ping_sent, ping_heard;
+
+    /* input */
+    bool stdin_open;
+    bool stdin_closed;      /* stdin_close was sent */
+    bool unconfirmed_data;  /* input was sent and the server has not said yet that it took it */
+    bool unconfirmed_close; /* the same for its end */
+    bool sent_since_ping;
+    bool detach_armed; /* ctrl-p was typed */
+
+    char *session_id, *token; /* after a renewal; owned */
+    unsigned interrupts;
+    bool pipe_told;
+    char why[256]; /* the server's last word on why it cannot go on */
+    struct attach_outcome out;
+    bool finished; /* out.end is set */
+};
+
+static void finish(struct attach *a, enum attach_end end)
+{
+    a->out.end = end;
+    a->finished = true;
+}
+
+/* --- what comes from the server --- */
+
+static void report_gap(struct attach *a, int stream, uint64_t from, uint64_t to)
+{
+    if (to <= a->offsets[stream])
+        return;
+    if (from < a->offsets[stream])
+        from = a->offsets[stream];
+    char text[128];
+    int n = snprintf(text, sizeof(text), "space: %llu bytes of %s were dropped%s\n",
+                     (unsigned long long)(to - from), stream == 0 ? "stdout" : "stderr",
+                     tty_is_raw() ? "\r" : "");
+    sink_put(&a->sinks[1], text, (size_t)n);
+    a->offsets[stream] = to;
+}
+
+static void on_head(struct attach *a)
+{
+    a->stream = a->head[0] == 1 ? 0 : a->head[0] == 2 ? 1 : -1;
+    a->skip = 0;
+    if (a->stream < 0)
+        return;
+    uint64_t offset = bytes_get_u64(a->head + 1);
+    uint64_t expected = a->offsets[a->stream];
+    if (offset > expected)
+        report_gap(a, a->stream, expected, offset);
+    else
+        a->skip = expected - offset; /* had before the connection broke */
+}
+
+static void on_binary(void *arg, bool first, const void *data, size_t n)
+{
+    struct attach *a = arg;
+    const unsigned char *p = data;
+    if (first)
+        a->head_size = 0;
+    while (n > 0 && a->head_size < HEAD_SIZE) {
+        a->head[a->head_size++] = *p++;
+        n--;
+        if (a->head_size == HEAD_SIZE)
+            on_head(a);
+    }
+    if (n == 0 || a->stream < 0)
+        return;
+    size_t skip = a->skip < n ? (size_t)a->skip : n;
+    a->skip -= skip;
+    if (n == skip)
+        return;
+    sink_put(&a->sinks[a->stream], p + skip, n - skip);
+    a->offsets[a->stream] += n - skip;
+    a->progress = true;
+    if (sink_full(&a->sinks[a->stream]))
+        ws_hold(a->ws, true);
+}
+
+static void send_json(struct attach *a, json_t *message)
+{
+    AUTO_FREE char *text = message ? json_dumps(message, JSON_COMPACT) : NULL;
+    json_decref(message);
+    if (text)
+        (void)ws_send(a->ws, true, text, strlen(text));
+}
+
+static void send_size(struct attach *a)
+{
+    uint16_t rows;
+    uint16_t cols;
+    if (a->spec->tty && a->started && tty_size(a->spec->stdin_fd, &rows, &cols))
+        send_json(a, json_pack("{s:s, s:i, s:i}", "type", "resize", "rows", (int)rows, "cols", (int)cols));
+}
+
+static void on_started(struct attach *a)
+{
+    a->started = true;
+    send_size(a);
+    if (a->stdin_closed && a->unconfirmed_close) /* the first one may have been lost */
+        send_json(a, json_pack("{s:s}", "type", "stdin_close"));
+}
+
+static void on_text(void *arg, const char *text, size_t n)
+{
+    struct attach *a = arg;
+    json_t *m = json_loadb(text, n, 0, NULL);
+    const char *type = json_string_value(json_object_get(m, "type"));
+    const char *word = json_string_value(json_object_get(m, "message"));
+    if (str_eq(type, "started")) {
+        on_started(a);
+    } else if (str_eq(type, "gap")) {
+        int stream = str_eq(json_string_value(json_object_get(m, "stream")), "stderr") ? 1 : 0;
+        report_gap(a, stream, (uint64_t)json_integer_value(json_object_get(m, "from")),
+                   (uint64_t)json_integer_value(json_object_get(m, "to")));
+    } else if (str_eq(type, "result") && !a->out.result) {
+        (void)json_object_del(m, "type");
+        a->out.result = json_incref(m);
+        finish(a, ATTACH_RESULT);
+    } else if (word) {
+        (void)str_copy(a->why, sizeof(a->why), word);
+    }
+    json_decref(m);
+}
+
+static void ping(struct attach *a)
+{
+    if (a->ping_heard != a->ping_sent || !ws_ping(a->ws, a->ping_sent + 1))
+        return;
+    a->ping_sent++;
+    a->sent_since_ping = false;
+}
+
+static void on_pong(void *arg, uint64_t number)
+{
+    struct attach *a = arg;
+    a->ping_heard = number;
+    if (number != a->ping_sent)
+        return;
+    if (a->sent_since_ping)
+        ping(a);
+    else
+        a->unconfirmed_data = a->unconfirmed_close = false;
+}
+
+static const struct ws_events ws_events = {on_binary, on_text, on_pong};
+
+/* --- what goes to the server --- */
+
+/* A ping after input: its answer says that the server has taken the input. One at a time. */
+static void confirm_input(struct attach *a)
+{
+    a->sent_since_ping = true;
+    ping(a);
+}
+
+/* Length of what may be sent of typed input; finishes at ctrl-p ctrl-q. A ctrl-p is held back until the next
+ * key shows what it was for. Writes to `to`, which has room for one byte more than n. */
+static size_t filter_keys(struct attach *a, const unsigned char *from, size_t n, unsigned char *to)
+{
+    size_t out = 0;
+    for (size_t i = 0; i < n; i++) {
+        if (a->detach_armed && from[i] == DETACH_SECOND) {
+            finish(a, ATTACH_DETACHED);
+            return out;
+        }
+        if (a->detach_armed)
+            to[out++] = DETACH_FIRST;
+        a->detach_armed = from[i] == DETACH_FIRST;
+        if (!a->detach_armed)
+            to[out++] = from[i];
+    }
+    return out;
+}
+
+static void send_stdin(struct attach *a)
+{
+    unsigned char input[STDIN_CHUNK];
+    unsigned char message[STDIN_CHUNK + 2] = {0}; /* channel 0, then the bytes */
+    ssize_t n = read(a->spec->stdin_fd, input, sizeof(input));
+    if (n < 0 && (errno == EINTR || errno == EAGAIN))
+        return;
+    if (n <= 0) {
+        a->stdin_open = false;
+        a->stdin_closed = true;
+        send_json(a, json_pack("{s:s}", "type", "stdin_close"));
+        a->unconfirmed_close = true;
+        confirm_input(a);
+        return;
+    }
+    size_t size = (size_t)n;
+    if (a->spec->tty)
+        size = filter_keys(a, input, size, message + 1);
+    else
+        memcpy(message + 1, input, size);
+    if (size == 0)
+        return;
+    (void)ws_send(a->ws, false, message, size + 1);
+    a->unconfirmed_data = true;
+    confirm_input(a);
+}
+
+static void send_signal(struct attach *a, int number)
+{
+    const char *name = exit_signal_name(number);
+    if (a->ws && a->started && name)
+        send_json(a, json_pack("{s:s, s:s}", "type", "signal", "signal", name));
+}
+
+/* --- signals to us --- */
+
+static void stop_here(struct attach *a)
+{
+    bool raw = tty_is_raw();
+    tty_restore();
+    (void)raise(SIGSTOP);
+    if (raw)
+        (void)tty_raw(a->spec->stdin_fd, NULL);
+}
+
+static void on_signal(struct attach *a, int number)
+{
+    bool ends = number == SIGINT || number == SIGTERM || number == SIGHUP;
+    if (number == SIGTSTP) {
+        stop_here(a);
+    } else if (number == SIGWINCH || number == SIGCONT) {
+        if (a->ws)
+            send_size(a);
+    } else {
+        if (a->spec->forward_signals)
+            send_signal(a, number);
+        a->interrupts += ends;
+        if (!a->finished && ends &&
+            (!a->spec->forward_signals || !a->ws || !a->started || number == SIGHUP ||
+             a->interrupts >= INTERRUPTS_MAX)) {
+            a->out.left_by = number;
+            finish(a, ATTACH_LEFT);
+        }
+    }
+}
+
+static void take_signals(struct attach *a)
+{
+    int number;
+    while ((number = signals_next()))
+        on_signal(a, number);
+}
+
+/* --- the connection --- */
+
+/* The reader of our stdout has gone: what would end a local command ends this one. */
+static void check_outputs(struct attach *a)
+{
+    for (int i = 0; i < 2; i++)
+        sink_flush(&a->sinks[i]);
+    if (a->sinks[0].failed && !a->pipe_told) {
+        a->pipe_told = true;
+        if (a->spec->forward_signals)
+            send_signal(a, SIGPIPE);
+        else if (!a->finished)
+            finish(a, ATTACH_LEFT);
+    }
+    if (a->ws)
+        ws_hold(a->ws, sink_full(&a->sinks[0]) || sink_full(&a->sinks[1]));
+}
+
+static enum step check_silence(struct attach *a)
+{
+    int64_t quiet = clock_mono_ns() - a->heard_at;
+    if (quiet > SILENT_NS && !sink_full(&a->sinks[0]) && !sink_full(&a->sinks[1])) {
+        (void)str_copy(a->why, sizeof(a->why), "the server is silent");
+        return STEP_BROKEN;
+    }
+    if (quiet > PING_NS)
+        ping(a);
+    return STEP_GO_ON;
+}
+
+enum { POLL_SIGNALS, POLL_WS, POLL_STDIN, POLL_STDOUT, POLL_STDERR, POLL_COUNT };
+
+static void set_poll(const struct attach *a, struct pollfd p[POLL_COUNT])
+{
+    bool hold = sink_full(&a->sinks[0]) || sink_full(&a->sinks[1]);
+    bool input = a->stdin_open && a->started && !ws_wants_write(a->ws) && !a->finished;
+    p[POLL_SIGNALS] = (struct pollfd){.fd = signals_fd(), .events = POLLIN};
+    p[POLL_WS] = (struct pollfd){
+        .fd = ws_fd(a->ws), .events = (short)((hold ? 0 : POLLIN) | (ws_wants_write(a->ws) ? POLLOUT : 0))};
+    p[POLL_STDIN] = (struct pollfd){.fd = input ? a->spec->stdin_fd : -1, .events = POLLIN};
+    for (int i = 0; i < 2; i++)
+        p[POLL_STDOUT + i] =
+            (struct pollfd){.fd = sink_empty(&a->sinks[i]) ? -1 : a->sinks[i].write_fd, .events = POLLOUT};
+}
+
+/* One turn while connected. */
+static enum step turn(struct attach *a)
+{
+    struct pollfd p[POLL_COUNT];
+    check_outputs(a);
+    set_poll(a, p);
+    bool pending = ws_read_pending(a->ws) && (p[POLL_WS].events & POLLIN);
+    if (p[POLL_WS].events == 0)
+        p[POLL_WS].fd = -1; /* held back: a hang-up waits until what came before is written */
+    (void)poll(p, POLL_COUNT, pending ? 0 : (int)(PING_NS / CLOCK_NS_PER_MS / 4));
+    take_signals(a);
+    if (p[POLL_STDIN].fd >= 0 && p[POLL_STDIN].revents && !a->finished)
+        send_stdin(a);
+    bool fine = true;
+    if (pending || p[POLL_WS].revents) {
+        a->heard_at = clock_mono_ns();
+        fine = ws_read(a->ws);
+    }
+    if (a->finished)
+        return STEP_DONE;
+    if (ws_wants_write(a->ws))
+        fine = ws_write(a->ws) && fine;
+    return fine ? check_silence(a) : STEP_BROKEN;
+}
+
+static int connect_now(struct attach *a, bool *ret_refused, struct error *err)
+{
+    const struct attach_spec *s = a->spec;
+    char offsets[96];
+    (void)snprintf(offsets, sizeof(offsets), "?stdout_offset=%llu&stderr_offset=%llu",
+                   (unsigned long long)a->offsets[0], (unsigned long long)a->offsets[1]);
+    AUTO_FREE char *base = client_path("/v1/attach/%s", a->session_id ? a->session_id : s->session_id);
+    AUTO_FREE char *path = base ? str_printf("%s%s", base, offsets) : NULL;
+    if (!path)
+        return error_set(err, ERROR_NO_MEMORY, "out of memory");
+    struct ws_config config = {path, a->token ? a->token : s->token, "space.attach.v1"};
+    a->started = false;
+    a->progress = false;
+    a->ping_sent = a->ping_heard = 0;
+    a->sent_since_ping = false;
+    a->heard_at = clock_mono_ns();
+    return ws_connect(s->client, &config, &ws_events, a, &a->ws, ret_refused, err);
+}
+
+static void disconnect(struct attach *a)
+{
+    ws_destroy(a->ws);
+    a->ws = NULL;
+}
+
+/* A new session for the same process, with the API key. */
+static int renew(struct attach *a, struct error *err)
+{
+    const struct attach_spec *s = a->spec;
+    AUTO_FREE char *path =
+        client_path("/v1/sandboxes/%s/processes/%s/sessions", s->sandbox_id, s->process_id);
+    json_t *answer = NULL;
+    int rc = path ? client_call(s->client, "POST", path, NULL, &answer, err)
+                  : error_set(err, ERROR_NO_MEMORY, "out of memory");
+    if (rc < 0)
+        return rc;
+    const char *id = NULL;
+    const char *token = NULL;
+    if (json_unpack(answer, "{s:{s:s}, s:{s:s}}", "session", "id", &id, "attach", "token", &token) == 0) {
+        free(a->session_id);
+        free(a->token);
+        a->session_id = strdup(id);
+        a->token = strdup(token);
+    }
+    json_decref(answer);
+    return a->session_id && a->token ? 0
+                                     : error_set(err, ERROR_INTERNAL, "the server's answer has no session");
+}
+
+/* Waits for the next attempt, or until a signal ends it all. */
+static void wait_backoff(struct attach *a, unsigned ms)
+{
+    int64_t until = clock_mono_ns() + ms * CLOCK_NS_PER_MS;
+    while (!a->finished) {
+        int64_t left = (until - clock_mono_ns()) / CLOCK_NS_PER_MS;
+        if (left <= 0)
+            return;
+        struct pollfd p = {.fd = signals_fd(), .events = POLLIN};
+        (void)poll(&p, 1, (int)left);
+        take_signals(a);
+    }
+}
+
+struct retry {
+    int64_t deadline; /* 0: the connection is fine */
+    unsigned backoff_ms;
+    bool ever;    /* a connection was made */
+    bool renewed; /* the token was renewed and has not worked since */
+};
+
+/* After a refusal or a failed connection: 0 to try again, else the final error. */
+static int after_failure(struct attach *a, struct retry *r, bool refused, int rc, struct error *err)
+{
+    bool token = rc == ERROR_TOKEN_EXPIRED || rc == ERROR_UNAUTHORIZED;
+    if (refused && token && !r->renewed && a->spec->process_id) {
+        r->renewed = true;
+        int renewal = renew(a, err);
+        if (renewal == 0 || !client_unreachable(a->spec->client))
+            return renewal;
+    } else if (refused && error_status(rc) < 500 && rc != ERROR_CAPACITY) {
+        return rc;
+    }
+    if (!r->ever && !refused)
+        return rc;
+    return 0;
+}
+
+/* Sets or checks the time limit and waits; 0 to try again. */
+static int next_attempt(struct attach *a, struct retry *r, struct error *err)
+{
+    unsigned limit = a->spec->reconnect_ms ? a->spec->reconnect_ms : ATTACH_RECONNECT_MS;
+    int64_t now = clock_mono_ns();
+    if (r->deadline == 0) {
+        r->deadline = now + limit * CLOCK_NS_PER_MS;
+        r->backoff_ms = BACKOFF_FIRST_MS;
+    }
+    if (now >= r->deadline)
+        return error_set(err, ERROR_UNAVAILABLE, "the connection broke and did not come back within %u s%s%s",
+                         limit / 1000, *a->why ? ": " : "", a->why);
+    wait_backoff(a, r->backoff_ms);
+    r->backoff_ms = r->backoff_ms * 2 < BACKOFF_MOST_MS ? r->backoff_ms * 2 : BACKOFF_MOST_MS;
+    return 0;
+}
+
+/* One connection from its start to its end. */
+static int run_connection(struct attach *a, struct retry *r, struct error *err)
+{
+    bool refused = false;
+    int rc = connect_now(a, &refused, err);
+    if (rc < 0) {
+        if (err && !refused)
+            (void)str_copy(a->why, sizeof(a->why), err->message);
+        return after_failure(a, r, refused, rc, err);
+    }
+    r->ever = true;
+    r->renewed = false;
+    int64_t since = clock_mono_ns();
+    enum step step = STEP_GO_ON;
+    while (step == STEP_GO_ON)
+        step = a->finished ? STEP_DONE : turn(a);
+    if (step == STEP_DONE) {
+        ws_close(a->ws);
+        (void)ws_write(a->ws);
+    }
+    disconnect(a);
+    if (a->progress || clock_mono_ns() - since > STABLE_NS)
+        r->deadline = 0;
+    if (step == STEP_BROKEN && a->unconfirmed_data && !a->spec->tty)
+        return error_set(err, ERROR_UNAVAILABLE,
+                         "the connection broke while input was being sent; the command may have missed some");
+    return 0;
+}
+
+/* All output that has arrived goes out before the end is told; a signal gives up. */
+static int drain(struct attach *a, struct error *err)
+{
+    while (!sink_empty(&a->sinks[0]) || !sink_empty(&a->sinks[1])) {
+        struct pollfd p[3] = {{.fd = signals_fd(), .events = POLLIN}};
+        for (int i = 0; i < 2; i++)
+            p[1 + i] = (struct pollfd){.fd = sink_empty(&a->sinks[i]) ? -1 : a->sinks[i].write_fd,
+                                       .events = POLLOUT};
+        (void)poll(p, 3, -1);
+        if (a->interrupts > 0 && p[0].revents)
+            break;
+        take_signals(a);
+        for (int i = 0; i < 2; i++)
+            sink_flush(&a->sinks[i]);
+    }
+    for (int i = 0; i < 2; i++)
+        if (a->sinks[i].failed && a->sinks[i].failed != EPIPE)
+            return error_errno(err, ERROR_INTERNAL, a->sinks[i].failed, "write the command's %s",
+                               i == 0 ? "stdout" : "stderr");
+    return 0;
+}
+
+int attach_run(const struct attach_spec *spec, struct attach_outcome *ret, bool *ret_started,
+               struct error *err)
+{
+    struct attach a = {.spec = spec,
+                       .offsets = {spec->stdout_offset, spec->stderr_offset},
+                       .stdin_open = spec->stdin_fd >= 0};
+    struct retry r = {0};
+    sink_init(&a.sinks[0], spec->stdout_fd);
+    sink_init(&a.sinks[1], spec->stderr_fd);
+    int rc = spec->tty ? tty_raw(spec->stdin_fd, err) : 0;
+    while (rc == 0 && !a.finished) {
+        rc = run_connection(&a, &r, err);
+        if (rc == 0 && !a.finished)
+            rc = next_attempt(&a, &r, err);
+    }
+    struct error late = ERROR_INIT;
+    int drained = drain(&a, &late);
+    if (rc == 0 && drained < 0) {
+        rc = drained;
+        if (err)
+            *err = late;
+    }
+    tty_restore();
+    sink_finish(&a.sinks[0]);
+    sink_finish(&a.sinks[1]);
+    free(a.session_id);
+    free(a.token);
+    *ret_started = r.ever;
+    a.out.stdout_offset = a.offsets[0];
+    a.out.stderr_offset = a.offsets[1];
+    if (rc == 0)
+        *ret = a.out;
+    else
+        json_decref(a.out.result);
+    return rc;
+}

@@ -1,0 +1,45 @@
+/* The foreground of one command: its output to our descriptors byte for byte, our input, signals and terminal
+ * size to it, until its result. A broken connection is taken up again where it broke. */
+#pragma once
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/error.h"
+#include "cli/client.h"
+
+#define ATTACH_RECONNECT_MS 30000
+
+struct attach_spec {
+    struct client *client;
+    const char *session_id;
+    const char *token;
+    const char *sandbox_id; /* with process_id: to renew an expired token; NULL: cannot */
+    const char *process_id;
+    uint64_t stdout_offset, stderr_offset;
+    int stdin_fd; /* -1: no input is sent */
+    int stdout_fd, stderr_fd;
+    bool tty;              /* stdin_fd is a terminal: raw mode, sizes are sent, ctrl-p ctrl-q detaches */
+    bool forward_signals;  /* else SIGINT, SIGTERM and SIGHUP leave */
+    unsigned reconnect_ms; /* how long a broken connection is tried again; 0: ATTACH_RECONNECT_MS */
+};
+
+enum attach_end {
+    ATTACH_RESULT,   /* the command has ended: result */
+    ATTACH_DETACHED, /* by the detach keys; the command runs on */
+    ATTACH_LEFT,     /* by signal `left_by`; the command may run on */
+};
+
+struct attach_outcome {
+    enum attach_end end;
+    json_t *result; /* ATTACH_RESULT; owned by the caller */
+    int left_by;
+    uint64_t stdout_offset, stderr_offset; /* what has been written */
+};
+
+/* Blocks until the end. Signals must have been caught (cli/signals.h). On failure *ret_started tells whether
+ * the command may have been started: then there is no result to be had (status 125), else nothing has
+ * happened. */
+int attach_run(const struct attach_spec *spec, struct attach_outcome *ret, bool *ret_started,
+               struct error *err);

@@ -1,0 +1,121 @@
+/* Sandboxes: create, ls, get, rm, pause, resume, stop, start, wake. */
+#include <string.h>
+
+#include "base/cleanup.h"
+#include "base/str.h"
+#include "cli/cli.h"
+#include "cli/request.h"
+
+int cmd_create(struct cli *c)
+{
+    struct error err = ERROR_INIT;
+    json_t *body = NULL;
+    json_t *answer = NULL;
+    int rc = request_sandbox(c->args, &body, &err);
+    if (rc < 0) {
+        (void)cli_fail(c, &err);
+        return EXIT_USAGE;
+    }
+    rc = cli_call(c, "POST", strdup("/v1/sandboxes"), body, &answer, &err);
+    return rc < 0 ? cli_fail(c, &err) : cli_operation(c, answer);
+}
+
+/* "&state=x&metadata.k=v" from the filters; heap string. */
+static char *list_query(const struct cli_args *a, struct error *err)
+{
+    char *query = strdup("");
+    const char *state = cli_text(a, "state", NULL);
+    const char *template = cli_text(a, "template", NULL);
+    const char *pair;
+    for (size_t i = 0; query && (pair = cli_item(a, "metadata", i)); i++) {
+        AUTO_FREE char *before = query;
+        AUTO_FREE char *key = strndup(pair, strcspn(pair, "="));
+        AUTO_FREE char *one =
+            key ? client_path("metadata.%s=%s", key, strchr(pair, '=') ? strchr(pair, '=') + 1 : "") : NULL;
+        query = one ? str_printf("%s%s%s", before, *before ? "&" : "", one) : NULL;
+    }
+    if (query && (state || template)) {
+        AUTO_FREE char *before = query;
+        AUTO_FREE char *one = client_path("state=%s", state ? state : "");
+        AUTO_FREE char *two = client_path("template=%s", template ? template : "");
+        query = one && two ? str_printf("%s%s%s%s%s", before, *before ? "&" : "", state ? one : "",
+                                        state && template ? "&" : "", template ? two : "")
+                           : NULL;
+    }
+    if (!query)
+        (void)error_set(err, ERROR_NO_MEMORY, "out of memory");
+    return query;
+}
+
+int cmd_ls(struct cli *c)
+{
+    static const struct cli_column columns[] = {{"ID", "id"},
+                                                {"NAME", "name"},
+                                                {"STATE", "state"},
+                                                {"TEMPLATE", "template.ref"},
+                                                {"ENGINE", "engine"},
+                                                {"ACCEL", "acceleration"},
+                                                {"MIB", "resources.memory_mib"},
+                                                {"CREATED", "created_at"},
+                                                {NULL, NULL}};
+    struct error err = ERROR_INIT;
+    json_t *items = NULL;
+    AUTO_FREE char *query = list_query(c->args, &err);
+    struct client *client = query ? cli_client(c, &err) : NULL;
+    if (!client || client_list(client, "/v1/sandboxes", query, &items, &err) < 0)
+        return cli_fail(c, &err);
+    cli_print_list(c, items, columns);
+    json_decref(items);
+    return EXIT_OK;
+}
+
+int cmd_get(struct cli *c)
+{
+    struct error err = ERROR_INIT;
+    AUTO_FREE char *id = NULL;
+    json_t *sandbox = NULL;
+    int rc = cli_sandbox(c, c->args->positional[0], &id, &err);
+    if (rc == 0)
+        rc = cli_call(c, "GET", client_path("/v1/sandboxes/%s", id), NULL, &sandbox, &err);
+    if (rc < 0)
+        return cli_fail(c, &err);
+    cli_print_object(c, sandbox);
+    json_decref(sandbox);
+    return EXIT_OK;
+}
+
+static int remove_one(struct cli *c, const char *name)
+{
+    struct error err = ERROR_INIT;
+    AUTO_FREE char *id = NULL;
+    json_t *answer = NULL;
+    int rc = cli_sandbox(c, name, &id, &err);
+    if (rc == 0)
+        rc = cli_call(c, "DELETE", client_path("/v1/sandboxes/%s", id), NULL, &answer, &err);
+    return rc < 0 ? cli_fail(c, &err) : cli_operation(c, answer);
+}
+
+/* Every one is tried; the status is that of the first that failed. */
+int cmd_rm(struct cli *c)
+{
+    int status = EXIT_OK;
+    for (size_t i = 0; i < c->args->positional_count; i++) {
+        int one = remove_one(c, c->args->positional[i]);
+        if (status == EXIT_OK)
+            status = one;
+    }
+    return status;
+}
+
+/* pause, resume, stop, start, wake: the verb is the command's name. */
+int cmd_verb(struct cli *c)
+{
+    struct error err = ERROR_INIT;
+    AUTO_FREE char *id = NULL;
+    json_t *answer = NULL;
+    int rc = cli_sandbox(c, c->args->positional[0], &id, &err);
+    if (rc == 0)
+        rc = cli_call(c, "POST", client_path("/v1/sandboxes/%s/%s", id, c->args->command->name), NULL,
+                      &answer, &err);
+    return rc < 0 ? cli_fail(c, &err) : cli_operation(c, answer);
+}

@@ -1,0 +1,15 @@
+/* Help and the reference page, both made from the command table. */
+#pragma once
+
+#include <stdio.h>
+
+#include "cli/args.h"
+
+/* The list of commands. */
+void help_overview(FILE *to, const struct cli_command *table);
+
+/* One command with its options. */
+void help_command(FILE *to, const struct cli_command *command);
+
+/* docs/reference/cli.md. */
+void help_markdown(FILE *to, const struct cli_command *table);
