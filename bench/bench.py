@@ -1,0 +1,286 @@
+#!/usr/bin/env python3
+"""Measures SPACE against the bare limit of the same machine, in the same run, and prints a table.
+
+    bench.py [--bin BUILD_DIR] [--runs N] [--only NAME]...
+
+The bare limit is what a client gets who does the same by hand: its own QEMU, restored from its own snapshot, one
+command over a virtio port; or libmicrohttpd alone. Needs root. Exit code 0 when every figure is within its limit.
+"""
+import argparse
+import hashlib
+import json
+import os
+import re
+import socket
+import struct
+import subprocess
+import sys
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path[:0] = [HERE, os.path.join(HERE, "..", "tests", "blackbox")]
+sys.dont_write_bytecode = True
+
+from harness import host, server  # noqa: E402
+from harness.api import Sandbox  # noqa: E402
+from harness.wait import until  # noqa: E402
+from harness.ws import Closed, WebSocket, attach_path  # noqa: E402
+from table import Failed, Figure, median, milliseconds, show  # noqa: E402
+import bare  # noqa: E402
+
+GIB = 1 << 30
+
+
+class Bench:
+    def __init__(self, args):
+        self.args, self.runs = args, args.runs
+        self.server = None
+        self.bare = None
+
+    # --- fixtures ---
+    def start(self):
+        print("starting the server and building the busybox template", flush=True)
+        self.server = server.Server(config={"warm_per_golden": 2, "log_level": "warn"}).start()
+        self.rest_rss = self.rss()
+        self.server.with_busybox()
+        self.api = self.server.api
+
+    def bare_machine(self):
+        """The bare client's snapshot: the same kernel, machine and memory as a sandbox's, a guest of its own."""
+        if self.bare is None:
+            print("making the bare client's own snapshot", flush=True)
+            sb = self.make()
+            self.bare = bare.Machine(self.server.base, self.server.vmm(sb.id), self.server.state_dir,
+                                     os.path.join(server.bin_dir, "bench", "bare_init"))
+            sb.delete()
+        return self.bare
+
+    def make(self, **body):
+        return Sandbox.create(self.api, {"template": "busybox", **body})
+
+    def rss(self):
+        return self.server.daemon().memory()["Rss"]
+
+    def warm(self):
+        """Waits until the pool is full: then both sides start with VMMs that were spawned beforehand."""
+        def full():
+            text = self.api.ok("GET", "/metrics").body.decode()
+            ready, wanted = (re.search(rf"^space_(?:warm_)?pool_{name}(?:_\w+)? (\d+)", text, re.M)
+                             for name in ("ready", "wanted"))
+            if not ready or not wanted:
+                raise RuntimeError("no pool depth among the metrics")
+            return int(ready.group(1)) >= int(wanted.group(1)) > 0
+
+        until(full, "a full warm pool", 60)
+
+    # --- figures ---
+    def create(self):
+        """Create to the first command's result, against a restore by hand."""
+        machine, ours, by_hand = self.bare_machine(), [], []
+        for _ in range(self.runs):
+            vm = machine.spawn()
+            by_hand.append(milliseconds(lambda: (vm.restore(), vm.command())))
+            vm.close()
+        for _ in range(self.runs):
+            self.warm()
+            conn, made = self.api.connect(), []
+            conn.connect()
+
+            def run():
+                answer = self.api.call_on(conn, "POST", "/v1/sandboxes", {"template": "busybox"})
+                made.append(Sandbox(self.api, answer.json["sandbox"]["id"]))
+                done = self.api.call_on(conn, "POST", f"{made[0].path}/exec", {"argv": ["true"]})
+                assert done.status == 200 and done.json["process"]["result"]["exit_code"] == 0, done
+
+            ours.append(milliseconds(run))
+            conn.close()
+            made[0].delete()
+        b, o = median(by_hand), median(ours)
+        yield Figure("create -> first result", "ms", b, o, [("<= 1.3 x", o <= 1.3 * b)], self.runs)
+
+    def exec(self):
+        """A command in a running sandbox, against the same over a bare port."""
+        runs = max(self.runs, 100)
+        vm = self.bare_machine().spawn()
+        vm.restore()
+        for _ in range(20):
+            vm.command()
+        by_hand = [milliseconds(vm.command) for _ in range(runs)]
+        vm.close()
+        sb, conn = self.make(), self.api.connect()
+
+        def run():
+            done = self.api.call_on(conn, "POST", f"{sb.path}/exec", {"argv": ["true"]})
+            assert done.status == 200 and done.json["process"]["result"]["exit_code"] == 0, done
+
+        for _ in range(20):
+            run()
+        ours = [milliseconds(run) for _ in range(runs)]
+        conn.close()
+        sb.delete()
+        b, o = median(by_hand), median(ours)
+        yield Figure("exec of true", "ms", b, o, [("<= 1.3 x", o <= 1.3 * b), ("<= + 3 ms", o <= b + 3)], runs)
+
+    def stream(self):
+        """1 GiB of output to an attached client: rate, digest, memory of the daemon."""
+        expected = self.flood_digest(GIB)
+        vm = self.bare_machine().spawn()
+        vm.restore()
+        vm.command()
+        b = GIB / vm.flood(GIB) / 1e6
+        vm.close()
+
+        sb = self.make()
+        with open(os.path.join(server.bin_dir, "bench", "flood"), "rb") as program:
+            sb.put("/usr/bin/flood", program.read(), mode="0755")
+        before, peak = self.rss(), 0
+        session = sb.session(["flood", str(GIB)])
+        digest, size, begin = hashlib.sha256(), 0, time.perf_counter()
+        for data in self.messages(session):
+            digest.update(data)
+            size += len(data)
+            if size >> 26 != (size - len(data)) >> 26:
+                peak = max(peak, self.rss())
+        seconds = time.perf_counter() - begin
+        sb.delete()
+        o = GIB / seconds / 1e6
+        same = size == GIB and digest.hexdigest() == expected
+        yield Figure("1 GiB of output", "MB/s", b, o,
+                     [(">= 0.8 x", o >= 0.8 * b), ("same bytes" if same else "OTHER BYTES", same)], 1)
+        grown = (peak - before) / 1048576
+        yield Figure("daemon's growth meanwhile", "MiB", None, max(grown, 0), [("<= 16 MiB", grown <= 16)], 1)
+
+    def messages(self, session):
+        """Output of an attached session, as cheaply as Python can take it."""
+        ws = WebSocket(self.api.host, self.api.port, attach_path(session, 0, 0, session["attach"]["token"]),
+                       "space.attach.v1", timeout=600)
+        ws.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
+        try:
+            while True:
+                kind, data = ws.receive()
+                if kind == 2:
+                    yield memoryview(data)[9:]
+                elif json.loads(data)["type"] == "gap":
+                    raise AssertionError(f"output was dropped: {data}")
+        except Closed as closed:
+            if closed.code != 1000:
+                raise
+        finally:
+            ws.abort()
+
+    @staticmethod
+    def flood_digest(size):
+        pattern = bytes((i * 131 >> 3) & 255 for i in range(65536))
+        digest = hashlib.sha256()
+        for number in range(size >> 16):
+            digest.update(struct.pack("<Q", number))
+            digest.update(pattern[8:])
+        return digest.hexdigest()
+
+    def get(self):
+        """GET of a sandbox over keep-alive connections, one core for the server and another for the client."""
+        sb = self.make()
+        daemon = self.server.daemon()
+        document = os.path.join(self.server.base, "document.json")
+        with open(document, "w", encoding="utf-8") as out:
+            json.dump(sb.get(), out)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        limit = subprocess.Popen(["taskset", "-c", "0", os.path.join(server.bin_dir, "bench", "bare_http"), str(port),
+                                  document], stdout=subprocess.PIPE)
+        try:
+            limit.stdout.readline()
+            # The sandbox itself and the warm VMs idle; they are kept off the two cores' account by being paused.
+            sb.verb("pause")
+            subprocess.run(["taskset", "-acp", "0", str(daemon.pid)], check=True, stdout=subprocess.DEVNULL)
+            b, o = [], []
+            for _ in range(5):
+                b.append(self.wrk(f"http://127.0.0.1:{port}/"))
+                o.append(self.wrk(self.server.url + sb.path))
+        finally:
+            limit.kill()
+            limit.wait()
+            cores = f"0-{os.cpu_count() - 1}"
+            subprocess.run(["taskset", "-acp", cores, str(daemon.pid)], check=False, stdout=subprocess.DEVNULL)
+        sb.delete()
+        b, o = median(b), median(o)
+        yield Figure("GET of a sandbox", "1/s", b, o, [(">= 0.5 x", o >= 0.5 * b)], 5, "each run 2 s, 32 connections")
+
+    def wrk(self, url):
+        done = subprocess.run(["taskset", "-c", "1", "wrk", "-t", "1", "-c", "32", "-d", "2s", "-H",
+                               f"Authorization: Bearer {self.server.key}", url], capture_output=True, text=True,
+                              check=True, timeout=60)
+        if "Non-2xx" in done.stdout or "Socket errors" in done.stdout:
+            raise AssertionError(done.stdout)
+        return float(re.search(r"Requests/sec:\s+([0-9.]+)", done.stdout).group(1))
+
+    def memory(self):
+        """Memory of the daemon and of idle sandboxes; forty at once, all answering."""
+        yield Figure("daemon at rest", "MiB", None, self.rest_rss / 1048576, [("<= 25 MiB", self.rest_rss <= 25 << 20)],
+                     1)
+        count = self.args.sandboxes
+        available = int(re.search(r"MemAvailable:\s+(\d+)", host.read("/proc/meminfo")).group(1)) // 1024
+        if available < 22 * 1024 * count // 40:
+            count = max(4, available * 40 // (22 * 1024))
+        self.warm()
+        before = self.rss()
+        begin = time.perf_counter()
+        made = [Sandbox.create(self.api, {"template": "busybox"}, wait=False) for _ in range(count)]
+        for sb in made:
+            self.api.wait_operation(sb.create_operation, 600)
+        seconds = time.perf_counter() - begin
+        answered = 0
+        for n, sb in enumerate(made):
+            answered += sb.exec(["echo", str(n)], timeout=120).out == f"{n}\n".encode()
+        self.warm()
+        each = (self.rss() - before) / count / 1024
+        sizes = [self.server.vmm(sb.id).memory()["Pss"] / 1048576 for sb in made]
+        for sb in made:
+            sb.delete(wait=False)
+        yield Figure("sandboxes at once", "", None, count, [(f"all {count} answer", answered == count)], 1,
+                     f"created in {seconds:.1f} s")
+        yield Figure("daemon, each idle sandbox", "KiB", None, max(each, 0), [("<= 200 KiB", each <= 200)], count)
+        yield Figure("PSS of an idle sandbox", "MiB", None, median(sizes), [("<= 48 MiB", median(sizes) <= 48)], count)
+
+    # --- all of it ---
+    def run(self):
+        figures = []
+        for name in ("memory", "create", "exec", "stream", "get"):
+            if self.args.only and name not in self.args.only:
+                continue
+            print(f"measuring: {name} - {getattr(self, name).__doc__.splitlines()[0]}", flush=True)
+            try:
+                figures += getattr(self, name)()
+            except Exception as error:  # noqa: B902 - one figure's trouble leaves the others
+                import traceback
+                traceback.print_exc()
+                figures.append(Failed(name, error))
+        return figures
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--bin", default="build")
+    parser.add_argument("--runs", type=int, default=20, help="runs of which the median is taken (default 20)")
+    parser.add_argument("--sandboxes", type=int, default=40, help="how many at once (default 40)")
+    parser.add_argument("--only", action="append", default=[], help="memory, create, exec, stream or get")
+    args = parser.parse_args()
+    if os.geteuid() != 0:
+        sys.exit("bench.py: needs root: run `sudo make bench`")
+    server.bin_dir = os.path.abspath(args.bin)
+    bench = Bench(args)
+    bench.start()
+    try:
+        figures = bench.run()
+    finally:
+        bench.server.close()
+    print()
+    show(figures)
+    good = sum(figure.passed for figure in figures)
+    print(f"\n{good} figures within their limits, {len(figures) - good} not")
+    return 0 if figures and good == len(figures) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

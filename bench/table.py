@@ -1,0 +1,58 @@
+"""Figures, medians, and the table they end up in."""
+import statistics
+import time
+
+
+class Figure:
+    """One line: what the bare limit gives, what SPACE gives, and whether that is within the limit."""
+
+    def __init__(self, name, unit, bare, ours, limits, runs, note=""):
+        self.name, self.unit, self.bare, self.ours, self.runs, self.note = name, unit, bare, ours, runs, note
+        self.limits = limits  # [(text, passed)]
+
+    @property
+    def passed(self):
+        return all(ok for _, ok in self.limits)
+
+    def row(self):
+        ratio = f"{self.ours / self.bare:.2f} x" if self.bare else "-"
+        bare = number(self.bare) if self.bare else "-"
+        return [self.name, bare, number(self.ours), self.unit, ratio, "; ".join(text for text, _ in self.limits),
+                str(self.runs), "PASS" if self.passed else "FAIL"]
+
+
+class Failed:
+    """A figure that could not be measured."""
+
+    passed = False
+
+    def __init__(self, name, error):
+        self.name, self.error = name, error
+
+    def row(self):
+        return [self.name, "-", "-", "-", "-", str(self.error)[:60], "0", "FAIL"]
+
+
+def number(value):
+    if value >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def show(figures):
+    rows = [["figure", "bare", "SPACE", "unit", "ratio", "limit", "runs", ""]] + [f.row() for f in figures]
+    widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]))]
+    for at, row in enumerate(rows):
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())
+        if at == 0:
+            print("  ".join("-" * width for width in widths))
+
+
+def median(values):
+    return statistics.median(values)
+
+
+def milliseconds(action, *args):
+    begin = time.perf_counter()
+    action(*args)
+    return (time.perf_counter() - begin) * 1000
