@@ -27,4 +27,5 @@ page() {
 
 page docs/reference/configuration.md "$build/src/spaced/spaced" --print-config-reference
 page docs/reference/cli.md "$build/src/cli/space" help --markdown
+page docs/design/states.md "$build/src/sandbox/space-states"
 exit "$stale"

@@ -146,7 +146,6 @@ class Objects(Cli, SpaceTest):
         self.space("get", "sb_0000000000000000000", code=3)
         self.space("frobnicate", code=2)
         self.space("get", code=2)
-        self.space("create", code=2)
         self.space("ls", "--colour", code=2)
         self.space("ls", code=5, env={"SPACE_URL": "http://127.0.0.1:1"})
         self.space("ls", code=1, env={"SPACE_API_KEY": "wrong"})
