@@ -371,13 +371,17 @@ static void signal_answered(void *arg, const struct error *err)
     free(sig);
 }
 
+int process_signal_check(const struct process *p, const char *signal, struct error *err)
+{
+    if (signal_number(signal) == 0)
+        return error_field(err, ERROR_INVALID, "signal", "there is no signal \"%.32s\"", signal);
+    return check_running(p, err);
+}
+
 int process_signal(struct process *p, const char *signal, bool tree,
                    void (*done)(void *arg, const struct error *err), void *arg, struct error *err)
 {
-    int number = signal_number(signal);
-    if (number == 0)
-        return error_field(err, ERROR_INVALID, "signal", "there is no signal \"%.32s\"", signal);
-    int rc = check_running(p, err);
+    int rc = process_signal_check(p, signal, err);
     if (rc < 0)
         return rc;
     if (!p->gp)
@@ -389,7 +393,7 @@ int process_signal(struct process *p, const char *signal, bool tree,
     sig->done = done;
     sig->arg = arg;
     DL_APPEND(p->b->signals, sig);
-    guest_process_signal(p->gp, number, tree, signal_answered, sig);
+    guest_process_signal(p->gp, signal_number(signal), tree, signal_answered, sig);
     return 0;
 }
 

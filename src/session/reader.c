@@ -259,6 +259,11 @@ int process_reader_open(struct process *p, uint64_t stdout_offset, uint64_t stde
     return 0;
 }
 
+void process_reader_pause(struct process_reader *r)
+{
+    r->resting = true;
+}
+
 void process_reader_resume(struct process_reader *r)
 {
     r->resting = false;

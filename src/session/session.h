@@ -97,6 +97,8 @@ int process_stdin_close(struct process *p, struct error *err);
 /* done (may be NULL) answers once, also when the link goes down meanwhile. */
 int process_signal(struct process *p, const char *signal, bool tree,
                    void (*done)(void *arg, const struct error *err), void *arg, struct error *err);
+/* Whether process_signal would take it, apart from the sandbox's link. */
+int process_signal_check(const struct process *p, const char *signal, struct error *err);
 /* Takes back the `done` of signals that were given this arg. */
 void process_signal_forget(struct process *p, void *arg);
 int process_resize(struct process *p, uint64_t rows, uint64_t cols, struct error *err);
@@ -122,6 +124,8 @@ struct process_reader_events {
 int process_reader_open(struct process *p, uint64_t stdout_offset, uint64_t stderr_offset,
                         const struct process_reader_events *events, void *arg, struct process_reader **ret,
                         struct error *err);
+void process_reader_pause(
+    struct process_reader *r); /* no callback but interrupted and stdin_room until resumed */
 void process_reader_resume(struct process_reader *r);
 void process_reader_close(struct process_reader *r); /* NULL is accepted; no callback follows */
 

@@ -1,0 +1,189 @@
+/* GET /v1/attach/{session}: who may, and what a reader's events become. */
+#include "data/attach.h"
+
+#include <string.h>
+#include <strings.h>
+
+#include "base/cleanup.h"
+#include "base/str.h"
+
+#define PROTOCOL "space.attach.v1"
+#define TOKEN_MAX 256
+
+const char *attach_stream_name(enum guest_stream stream)
+{
+    return stream == GUEST_STDOUT ? "stdout" : "stderr";
+}
+
+/* --- a reader's events --- */
+
+static void give_event(struct attach *a, json_t *event)
+{
+    if (event)
+        a->wire->event(a, event);
+    json_decref(event);
+}
+
+static void end(struct attach *a, bool whole, const char *reason)
+{
+    if (a->ended)
+        return;
+    a->ended = true;
+    struct process_reader *r = TAKE(a->reader);
+    a->wire->end(a, whole, reason);
+    process_reader_close(r);
+}
+
+static void on_started(void *arg, uint32_t pid)
+{
+    give_event(arg, json_pack("{ss sI}", "type", "started", "pid", (json_int_t)pid));
+}
+
+static void on_gap(void *arg, enum guest_stream stream, uint64_t from, uint64_t to)
+{
+    give_event(arg, json_pack("{ss ss sI sI}", "type", "gap", "stream", attach_stream_name(stream), "from",
+                              (json_int_t)from, "to", (json_int_t)to));
+}
+
+static size_t on_output(void *arg, enum guest_stream stream, uint64_t offset, const void *data, size_t n)
+{
+    struct attach *a = arg;
+    return a->wire->output(a, stream, offset, data, n);
+}
+
+static void on_result(void *arg, const json_t *result)
+{
+    struct attach *a = arg;
+    json_t *event = json_pack("{ss}", "type", "result");
+    if (!event || json_object_update(event, (json_t *)result) != 0) {
+        json_decref(event);
+        end(a, false, "out of memory");
+        return;
+    }
+    give_event(a, event);
+    end(a, true, "");
+}
+
+static void on_interrupted(void *arg, const char *reason, const char *message)
+{
+    (void)reason;
+    end(arg, false, message);
+}
+
+static void on_stdin_room(void *arg)
+{
+    struct attach *a = arg;
+    if (a->wire->stdin_room)
+        a->wire->stdin_room(a);
+}
+
+static const struct process_reader_events reader_events = {
+    .started = on_started,
+    .gap = on_gap,
+    .output = on_output,
+    .result = on_result,
+    .interrupted = on_interrupted,
+    .stdin_room = on_stdin_room,
+};
+
+/* --- the request --- */
+
+static void release(struct data_call *c, bool aborted)
+{
+    struct attach *a = (struct attach *)c;
+    (void)aborted;
+    process_reader_close(TAKE(a->reader));
+    buf_finish(&a->input);
+    buf_finish(&a->lines);
+}
+
+static void follow(struct attach *a)
+{
+    struct error err = ERROR_INIT;
+    int rc = process_start(a->process, &err);
+    if (rc == 0)
+        rc = process_reader_open(a->process, a->offset[0], a->offset[1], &reader_events, a, &a->reader, &err);
+    if (rc < 0)
+        data_call_fail(&a->call, &err);
+    else
+        a->wire->open(a);
+}
+
+static void on_running(struct data_call *c, struct sandbox *sb)
+{
+    (void)sb;
+    follow((struct attach *)c);
+}
+
+/* A process that has ended needs no sandbox. One that runs in a sandbox that sleeps is followed at once when
+ * nothing may wake it. */
+static bool needs_sandbox(const struct attach *a)
+{
+    struct sandbox *sb = data_call_sandbox(&a->call);
+    switch (process_state(a->process)) {
+    case PROCESS_EXITED:
+        return false;
+    case PROCESS_RUNNING:
+        return sb && sandbox_state(sb) == SANDBOX_PAUSED && sandbox_auto_wake(sb);
+    case PROCESS_CREATED:
+        break;
+    }
+    return true;
+}
+
+/* The token of ?token= or of "Authorization: Bearer"; "" when there is none. */
+static const char *request_token(struct http_request *r)
+{
+    const char *token = http_query(r, "token");
+    const char *header = http_header(r, "Authorization");
+    if (!token && header && strncasecmp(header, "Bearer ", 7) == 0)
+        token = header + 7;
+    return token && strlen(token) <= TOKEN_MAX ? token : "";
+}
+
+static const struct attach_wire *choose_wire(struct http_request *r, struct error *err)
+{
+    const char *accept = http_header(r, "Accept");
+    if (http_ws_wanted(r, PROTOCOL))
+        return &attach_ws;
+    if (accept && strcasestr(accept, "application/x-ndjson"))
+        return &attach_ndjson;
+    (void)error_field(err, ERROR_INVALID, "Accept",
+                      "ask for a WebSocket with the subprotocol " PROTOCOL
+                      ", or accept application/x-ndjson");
+    return NULL;
+}
+
+static int check(struct data *d, struct http_request *r, struct attach *a, struct error *err)
+{
+    int rc = http_query_u64(r, "stdout_offset", 0, INT64_MAX, 0, &a->offset[0], err);
+    if (rc == 0)
+        rc = http_query_u64(r, "stderr_offset", 0, INT64_MAX, 0, &a->offset[1], err);
+    if (rc == 0)
+        rc =
+            sessions_attach(d->config.sessions, http_param(r, "session"), request_token(r), &a->process, err);
+    if (rc < 0)
+        return rc;
+    a->wire = choose_wire(r, err);
+    return a->wire ? 0 : ERROR_INVALID;
+}
+
+void attach_get(struct http_request *r, void *arg)
+{
+    struct error err = ERROR_INIT;
+    struct attach *a = (struct attach *)data_call_bare(sizeof(*a), arg, r, release);
+    if (!a)
+        return;
+    if (check(arg, r, a, &err) < 0) {
+        data_call_fail(&a->call, &err);
+        return;
+    }
+    (void)str_copy(a->call.sandbox_id, sizeof(a->call.sandbox_id), process_sandbox_id(a->process));
+    struct sandbox *sb = data_call_sandbox(&a->call);
+    if (sb)
+        sandbox_touch(a->call.d->config.sandboxes, sb);
+    if (needs_sandbox(a))
+        data_call_when_running(&a->call, on_running);
+    else
+        follow(a);
+}

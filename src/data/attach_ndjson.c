@@ -1,0 +1,96 @@
+/* The same as attach_ws.c without WebSocket: one JSON object a line in a chunked answer. */
+#include <string.h>
+
+#include "data/attach.h"
+#include "session/base64.h"
+
+#define LINES_MAX (1024 * 1024)
+#define RESERVE (64 * 1024) /* kept for events */
+#define PIECE_MAX (48 * 1024)
+#define LINE_OVERHEAD 96 /* of an output line, over its base64 */
+
+static ssize_t fill(struct http_request *r, void *to, size_t max)
+{
+    struct attach *a = http_data(r);
+    size_t n = buf_len(&a->lines);
+    if (n == 0 && a->ended)
+        return a->broken ? -2 : -1;
+    if (n > max)
+        n = max;
+    if (n == 0)
+        return 0;
+    memcpy(to, buf_head(&a->lines), n);
+    buf_consume(&a->lines, n);
+    if (a->reader && buf_len(&a->lines) < LINES_MAX / 2)
+        process_reader_resume(a->reader);
+    return (ssize_t)n;
+}
+
+static void ndjson_event(struct attach *a, const json_t *event)
+{
+    char *text = json_dumps(event, JSON_COMPACT);
+    size_t n = text ? strlen(text) : 0;
+    if (!text || n + 1 > buf_room(&a->lines) || !buf_append(&a->lines, text, n) ||
+        !buf_append(&a->lines, "\n", 1)) {
+        a->ended = true;
+        a->broken = true;
+    }
+    free(text);
+    http_stream_wake(a->call.r);
+}
+
+/* {"type":"stdout","offset":0,"data_b64":"..."} */
+static bool put_output(struct attach *a, enum guest_stream stream, uint64_t offset, const void *data,
+                       size_t n)
+{
+    size_t encoded = base64_length(n);
+    if (buf_len(&a->lines) + encoded + LINE_OVERHEAD > LINES_MAX ||
+        !buf_printf(&a->lines, "{\"type\":\"%s\",\"offset\":%llu,\"data_b64\":\"", attach_stream_name(stream),
+                    (unsigned long long)offset))
+        return false;
+    char *to = buf_reserve(&a->lines, encoded + 3);
+    if (!to) {
+        a->ended = true; /* half a line is out of memory's making: nothing after it can be read */
+        a->broken = true;
+        return false;
+    }
+    base64_encode(data, n, to);
+    memcpy(to + encoded, "\"}\n", 3);
+    buf_added(&a->lines, encoded + 3);
+    return true;
+}
+
+static size_t ndjson_output(struct attach *a, enum guest_stream stream, uint64_t offset, const void *data,
+                            size_t n)
+{
+    size_t taken = 0;
+    while (taken < n && !a->ended) {
+        size_t piece = n - taken < PIECE_MAX ? n - taken : PIECE_MAX;
+        if (!put_output(a, stream, offset + taken, (const char *)data + taken, piece))
+            break;
+        taken += piece;
+    }
+    http_stream_wake(a->call.r);
+    return taken;
+}
+
+static void ndjson_end(struct attach *a, bool whole, const char *reason)
+{
+    (void)reason;
+    a->broken = a->broken || !whole;
+    http_stream_wake(a->call.r);
+}
+
+static void ndjson_open(struct attach *a)
+{
+    buf_init(&a->lines, LINES_MAX + RESERVE);
+    http_add_header(a->call.r, "Cache-Control", "no-store");
+    http_stream_start(a->call.r, 200, "application/x-ndjson", UINT64_MAX, fill);
+}
+
+const struct attach_wire attach_ndjson = {
+    .open = ndjson_open,
+    .event = ndjson_event,
+    .output = ndjson_output,
+    .end = ndjson_end,
+};

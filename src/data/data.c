@@ -1,0 +1,245 @@
+#include "data/data.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/cleanup.h"
+#include "base/str.h"
+#include "data/call.h"
+
+#define SB "/v1/sandboxes/{id}"
+
+/* One data plane per process: the table outlives it, as the server asks, and holds it as its argument. */
+static struct http_route routes[] = {
+    {"POST", SB "/sessions", sessions_post, NULL, ROLE_USER, BODY_JSON, 0, "Create a command session", NULL,
+     "SessionCreate", "SessionCreated", 201},
+    {"GET", "/v1/attach/{session}", attach_get, NULL, ROLE_NONE, BODY_NONE, 0,
+     "Attach to a session's process: WebSocket space.attach.v1, or application/x-ndjson",
+     "token,stdout_offset,stderr_offset", NULL, NULL, 200},
+    {"POST", SB "/exec", exec_post, NULL, ROLE_USER, BODY_JSON, 0, "Run a command to its end", NULL,
+     "ExecRequest", "ExecResult", 200},
+    {"GET", SB "/processes", processes_list, NULL, ROLE_VIEWER, BODY_NONE, 0, "List a sandbox's processes",
+     "limit,cursor", NULL, "ProcessList", 200},
+    {"GET", SB "/processes/{pr}", process_get, NULL, ROLE_VIEWER, BODY_NONE, 0,
+     "Read a process, or wait for its end", "wait_s", NULL, "Process", 200},
+    {"GET", SB "/processes/{pr}/output", process_output_get, NULL, ROLE_VIEWER, BODY_NONE, 0,
+     "Read journalled output as raw bytes", "stream,offset,limit", NULL, NULL, 200},
+    {"POST", SB "/processes/{pr}/signal", process_signal_post, NULL, ROLE_USER, BODY_JSON, 0,
+     "Send a signal to a process or its tree", NULL, "SignalRequest", NULL, 204},
+    {"POST", SB "/processes/{pr}/stdin", process_stdin_post, NULL, ROLE_USER, BODY_STREAM, 0,
+     "Give a process input", "close", NULL, NULL, 204},
+    {"POST", SB "/processes/{pr}/sessions", process_sessions_post, NULL, ROLE_USER, BODY_JSON, 0,
+     "Create a further session for a process", NULL, NULL, "SessionCreated", 201},
+    {"GET", SB "/files", file_get, NULL, ROLE_USER, BODY_NONE, 0, "Read a file", "path,user", NULL, NULL,
+     200},
+    {"PUT", SB "/files", file_put, NULL, ROLE_USER, BODY_STREAM, 0, "Write a file atomically",
+     "path,user,mode,parents", NULL, "FileStat", 200},
+    {"DELETE", SB "/files", file_delete, NULL, ROLE_USER, BODY_NONE, 0, "Remove a file or directory",
+     "path,user,recursive", NULL, NULL, 204},
+    {"GET", SB "/files/stat", file_stat_get, NULL, ROLE_USER, BODY_NONE, 0, "Read a file's attributes",
+     "path,user", NULL, "FileStat", 200},
+    {"POST", SB "/files/mkdir", file_mkdir_post, NULL, ROLE_USER, BODY_JSON, 0, "Make a directory", NULL,
+     "MkdirRequest", "Mkdir", 201},
+};
+
+static void on_link(void *arg, const char *sandbox_id, struct guest *g, const struct error *why)
+{
+    struct data *d = arg;
+    struct error lost = {.code = ERROR_UNAVAILABLE, .message = "the link to the sandbox is down"};
+    if (g)
+        return;
+    if (!why || !why->code)
+        why = &lost;
+    file_calls_fail(d, sandbox_id, why);
+    file_ops_fail(d, sandbox_id, why);
+}
+
+int data_create(const struct data_config *config, struct data **ret, struct error *err)
+{
+    struct data *d = calloc(1, sizeof(*d));
+    if (!d)
+        return error_set(err, ERROR_NO_MEMORY, "out of memory");
+    d->config = *config;
+    d->public_url = strdup(config->public_url);
+    if (!d->public_url) {
+        free(d);
+        return error_set(err, ERROR_NO_MEMORY, "out of memory");
+    }
+    for (size_t i = 0; i < ARRAY_LEN(routes); i++)
+        routes[i].arg = d;
+    http_routes(config->http, routes, ARRAY_LEN(routes));
+    sessions_on_link(config->sessions, on_link, d);
+    *ret = d;
+    return 0;
+}
+
+/* Requests outlive this; what they hold of sessions and guests does not. The server ends them after it. */
+void data_destroy(struct data *d)
+{
+    struct data_call *c;
+    struct data_call *next;
+    if (!d)
+        return;
+    sessions_on_link(d->config.sessions, NULL, NULL);
+    DL_FOREACH_SAFE(d->calls, c, next)
+    {
+        data_call_done(c);
+        DL_DELETE(d->calls, c);
+        c->d = NULL;
+        if (!c->r && !c->held) /* no request and no connection will free it */
+            free(c);
+    }
+    file_ops_fail(d, NULL, NULL);
+    free(d->public_url);
+    free(d);
+}
+
+/* --- finding what a path names --- */
+
+/* Someone else's sandbox is answered like none. */
+static struct sandbox *find(struct data *d, struct http_request *r)
+{
+    struct sandbox *sb = sandboxes_find(d->config.sandboxes, http_param(r, "id"));
+    if (!sb || !str_eq(sandbox_project(sb), http_principal(r)->project))
+        return NULL;
+    sandbox_touch(d->config.sandboxes, sb);
+    return sb;
+}
+
+struct sandbox *data_sandbox(struct data *d, struct http_request *r)
+{
+    struct sandbox *sb = find(d, r);
+    struct error err = ERROR_INIT;
+    if (!sb) {
+        (void)error_set(&err, ERROR_NOT_FOUND, "there is no sandbox %.64s", http_param(r, "id"));
+        http_reply_error(r, &err);
+    }
+    return sb;
+}
+
+struct process *data_process(struct data *d, struct http_request *r)
+{
+    struct sandbox *sb = data_sandbox(d, r);
+    if (!sb)
+        return NULL;
+    struct process *p = processes_find(d->config.sessions, sandbox_id(sb), http_param(r, "pr"));
+    struct error err = ERROR_INIT;
+    if (!p) {
+        (void)error_set(&err, ERROR_NOT_FOUND, "sandbox %s has no process %.64s", sandbox_id(sb),
+                        http_param(r, "pr"));
+        http_reply_error(r, &err);
+    }
+    return p;
+}
+
+/* --- calls --- */
+
+void data_call_free(struct data_call *c)
+{
+    if (c->d)
+        DL_DELETE(c->d->calls, c);
+    free(c);
+}
+
+static void data_call_end(struct data_call *c, bool aborted)
+{
+    if (c->ready)
+        sandbox_ready_cancel(TAKE(c->ready));
+    data_call_busy(c, false);
+    if (c->release)
+        c->release(c, aborted);
+}
+
+static void finished(void *data, bool aborted)
+{
+    struct data_call *c = data;
+    c->r = NULL;
+    if (c->held)
+        return;
+    if (c->d)
+        data_call_end(c, aborted);
+    data_call_free(c);
+}
+
+struct data_call *data_call_bare(size_t size, struct data *d, struct http_request *r,
+                                 void (*release)(struct data_call *c, bool aborted))
+{
+    struct data_call *c = calloc(1, size);
+    if (!c) {
+        struct error err = ERROR_INIT;
+        (void)error_set(&err, ERROR_NO_MEMORY, "out of memory");
+        http_reply_error(r, &err);
+        return NULL;
+    }
+    c->d = d;
+    c->r = r;
+    c->release = release;
+    DL_APPEND(d->calls, c);
+    http_set_data(r, c, finished);
+    return c;
+}
+
+struct data_call *data_call_new(size_t size, struct data *d, struct http_request *r,
+                                void (*release)(struct data_call *c, bool aborted))
+{
+    struct sandbox *sb = data_sandbox(d, r);
+    struct data_call *c = sb ? data_call_bare(size, d, r, release) : NULL;
+    if (c)
+        (void)str_copy(c->sandbox_id, sizeof(c->sandbox_id), sandbox_id(sb));
+    return c;
+}
+
+void data_call_done(struct data_call *c)
+{
+    data_call_end(c, false);
+}
+
+void data_call_fail(struct data_call *c, const struct error *err)
+{
+    data_call_end(c, false);
+    if (c->r)
+        http_reply_error(c->r, err);
+}
+
+struct sandbox *data_call_sandbox(const struct data_call *c)
+{
+    return sandboxes_find(c->d->config.sandboxes, c->sandbox_id);
+}
+
+void data_call_busy(struct data_call *c, bool busy)
+{
+    if (c->busy == busy)
+        return;
+    c->busy = busy;
+    struct sandbox *sb = data_call_sandbox(c);
+    if (sb)
+        sandbox_busy(c->d->config.sandboxes, sb, busy ? 1 : -1);
+}
+
+static void on_ready(void *arg, struct sandbox *sb, const struct error *err)
+{
+    struct data_call *c = arg;
+    c->ready = NULL;
+    if (err)
+        data_call_fail(c, err);
+    else
+        c->then(c, sb);
+}
+
+void data_call_when_running(struct data_call *c, void (*then)(struct data_call *c, struct sandbox *sb))
+{
+    struct sandbox *sb = data_call_sandbox(c);
+    struct error err = ERROR_INIT;
+    c->then = then;
+    if (sb && sandbox_state(sb) == SANDBOX_RUNNING && sandbox_guest_link(sb) &&
+        guest_is_ready(sandbox_guest_link(sb))) {
+        then(c, sb);
+        return;
+    }
+    if (sb)
+        c->ready = sandbox_when_running(c->d->config.sandboxes, sb, WAKE_MS, on_ready, c);
+    if (c->ready)
+        return;
+    (void)error_set(&err, sb ? ERROR_NO_MEMORY : ERROR_GONE, "sandbox %s is gone", c->sandbox_id);
+    data_call_fail(c, &err);
+}

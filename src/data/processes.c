@@ -1,0 +1,386 @@
+/* Sessions and processes: everything about them but attaching. */
+#include <string.h>
+
+#include "base/cleanup.h"
+#include "base/str.h"
+#include "data/call.h"
+#include "json/json.h"
+
+#define LIST_DEFAULT 100
+#define LIST_MAX 1000
+#define WAIT_MAX_S 60
+#define OUTPUT_DEFAULT (1024 * 1024)
+#define OUTPUT_MAX (8 * 1024 * 1024)
+
+static void reply_code(struct http_request *r, int code, const char *message)
+{
+    struct error err = ERROR_INIT;
+    (void)error_set(&err, code, "%s", message);
+    http_reply_error(r, &err);
+}
+
+/* --- sessions --- */
+
+static void reply_session(struct data *d, struct http_request *r, const struct session *se, const char *token)
+{
+    AUTO_FREE char *url = str_printf("%s/v1/attach/%s", d->public_url, session_id(se));
+    json_t *body = url ? json_pack("{so s{ss ss so}}", "session", session_json(se), "attach", "url", url,
+                                   "token", token, "expires_at", json_time(session_expires_ms(se)))
+                       : NULL;
+    if (body)
+        http_reply_after_commit(r, sessions_store(d->config.sessions), 201, body);
+    else
+        reply_code(r, ERROR_NO_MEMORY, "out of memory");
+}
+
+static void wake_done(void *arg, struct sandbox *sb, const struct error *err)
+{
+    struct data_call *c = arg;
+    (void)sb, (void)err;
+    c->ready = NULL;
+    data_call_free(c);
+}
+
+/* Wakes a sandbox for what waits there by itself: a command that is to start, input. Nobody needs the
+ * outcome, so this call has no request. */
+static void wake(struct data *d, struct sandbox *sb)
+{
+    struct data_call *c = !sb || sandbox_state(sb) == SANDBOX_RUNNING ? NULL : calloc(1, sizeof(*c));
+    if (!c)
+        return;
+    c->d = d;
+    DL_APPEND(d->calls, c);
+    c->ready = sandbox_when_running(d->config.sandboxes, sb, WAKE_MS, wake_done, c);
+    if (!c->ready)
+        data_call_free(c);
+}
+
+void sessions_post(struct http_request *r, void *arg)
+{
+    struct data *d = arg;
+    struct sandbox *sb = data_sandbox(d, r);
+    struct session *se = NULL;
+    AUTO_FREE char *token = NULL;
+    struct error err = ERROR_INIT;
+    bool now = false;
+    if (!sb)
+        return;
+    int rc = sessions_check(d->config.sessions, sb, http_json(r), false, &now, &err);
+    if (rc == 0)
+        rc = sessions_new(d->config.sessions, sb, http_json(r), &se, &token, &err);
+    if (rc < 0) {
+        http_reply_error(r, &err);
+        return;
+    }
+    if (now)
+        wake(d, sb);
+    reply_session(d, r, se, token);
+}
+
+void process_sessions_post(struct http_request *r, void *arg)
+{
+    struct data *d = arg;
+    struct process *p = data_process(d, r);
+    struct session *se = NULL;
+    AUTO_FREE char *token = NULL;
+    struct error err = ERROR_INIT;
+    if (!p)
+        return;
+    int rc = http_json(r) ? json_read(http_json(r), "", NULL, 0, &err) : 0;
+    if (rc == 0)
+        rc = sessions_for_process(d->config.sessions, p, &se, &token, &err);
+    if (rc < 0)
+        http_reply_error(r, &err);
+    else
+        reply_session(d, r, se, token);
+}
+
+/* --- reading --- */
+
+void processes_list(struct http_request *r, void *arg)
+{
+    struct data *d = arg;
+    struct sandbox *sb = data_sandbox(d, r);
+    if (!sb)
+        return;
+    struct error err = ERROR_INIT;
+    uint64_t limit = LIST_DEFAULT;
+    const char *cursor = http_query(r, "cursor");
+    int rc = http_query_u64(r, "limit", 1, LIST_MAX, LIST_DEFAULT, &limit, &err);
+    struct process *p = NULL;
+    if (rc == 0 && cursor) {
+        p = processes_find(d->config.sessions, sandbox_id(sb), cursor);
+        if (!p)
+            rc = error_field(&err, ERROR_INVALID, "cursor", "the cursor is not one of this list, or too old");
+    }
+    if (rc < 0) {
+        http_reply_error(r, &err);
+        return;
+    }
+    json_t *items = json_array();
+    const struct process *last = NULL;
+    p = processes_next(d->config.sessions, sandbox_id(sb), p);
+    for (; p && limit > 0; limit--, p = processes_next(d->config.sessions, sandbox_id(sb), p)) {
+        (void)json_array_append_new(items, process_json(p));
+        last = p;
+    }
+    json_t *next = p && last ? json_string(process_id(last)) : json_null();
+    http_reply_json(r, 200, json_pack("{so so}", "items", items, "next_cursor", next));
+}
+
+struct process_call {
+    struct data_call call; /* first */
+    struct process *process;
+    struct process_wait *wait;
+    const char *signal; /* borrowed from the body */
+    bool tree;
+    bool signaling;
+};
+
+static void process_call_release(struct data_call *c, bool aborted)
+{
+    struct process_call *pc = (struct process_call *)c;
+    (void)aborted;
+    process_wait_cancel(TAKE(pc->wait));
+    if (pc->signaling)
+        process_signal_forget(pc->process, pc);
+    pc->signaling = false;
+}
+
+static struct process_call *process_call_new(struct data *d, struct http_request *r)
+{
+    struct process *p = data_process(d, r);
+    struct process_call *pc =
+        p ? (struct process_call *)data_call_bare(sizeof(*pc), d, r, process_call_release) : NULL;
+    if (!pc)
+        return NULL;
+    pc->process = p;
+    (void)str_copy(pc->call.sandbox_id, sizeof(pc->call.sandbox_id), process_sandbox_id(p));
+    return pc;
+}
+
+static void on_wait(void *arg, struct process *p)
+{
+    struct process_call *pc = arg;
+    pc->wait = NULL; /* it has ended by calling */
+    http_reply_json(pc->call.r, 200, process_json(p));
+}
+
+void process_get(struct http_request *r, void *arg)
+{
+    uint64_t wait_s = 0;
+    struct error err = ERROR_INIT;
+    struct process_call *pc = process_call_new(arg, r);
+    if (!pc)
+        return;
+    if (http_query_u64(r, "wait_s", 0, WAIT_MAX_S, 0, &wait_s, &err) < 0) {
+        data_call_fail(&pc->call, &err);
+        return;
+    }
+    if (wait_s > 0 && process_state(pc->process) != PROCESS_EXITED)
+        pc->wait = process_wait(pc->process, (unsigned)wait_s * 1000, on_wait, pc);
+    if (!pc->wait)
+        http_reply_json(r, 200, process_json(pc->process));
+}
+
+static int read_stream(struct http_request *r, enum guest_stream *ret, struct error *err)
+{
+    const char *name = http_query(r, "stream");
+    if (!name || str_eq(name, "stdout"))
+        *ret = GUEST_STDOUT;
+    else if (str_eq(name, "stderr"))
+        *ret = GUEST_STDERR;
+    else
+        return error_field(err, ERROR_INVALID, "stream", "stream is stdout or stderr");
+    return 0;
+}
+
+static void header_u64(struct http_request *r, const char *name, uint64_t value)
+{
+    char text[24];
+    (void)snprintf(text, sizeof(text), "%llu", (unsigned long long)value);
+    http_add_header(r, name, text);
+}
+
+void process_output_get(struct http_request *r, void *arg)
+{
+    struct process *p = data_process(arg, r);
+    if (!p)
+        return;
+    struct error err = ERROR_INIT;
+    enum guest_stream stream = GUEST_STDOUT;
+    uint64_t offset = 0;
+    uint64_t limit = 0;
+    uint64_t end = 0;
+    size_t n = 0;
+    AUTO_FREE void *data = NULL;
+    int rc = read_stream(r, &stream, &err);
+    if (rc == 0)
+        rc = http_query_u64(r, "offset", 0, INT64_MAX, 0, &offset, &err);
+    if (rc == 0)
+        rc = http_query_u64(r, "limit", 1, OUTPUT_MAX, OUTPUT_DEFAULT, &limit, &err);
+    if (rc == 0) {
+        data = malloc(limit);
+        rc = data ? process_output(p, stream, offset, data, limit, &n, &offset, &end, &err)
+                  : error_set(&err, ERROR_NO_MEMORY, "out of memory");
+    }
+    if (rc < 0) {
+        http_reply_error(r, &err);
+        return;
+    }
+    header_u64(r, "X-Space-Offset", offset);
+    header_u64(r, "X-Space-End", end);
+    http_add_header(r, "Cache-Control", "no-store");
+    http_reply_text(r, 200, "application/octet-stream", data, n);
+}
+
+/* --- signals --- */
+
+static void on_signaled(void *arg, const struct error *err)
+{
+    struct process_call *pc = arg;
+    pc->signaling = false;
+    if (err)
+        http_reply_error(pc->call.r, err);
+    else
+        http_reply_empty(pc->call.r, 204);
+}
+
+static void signal_running(struct data_call *c, struct sandbox *sb)
+{
+    struct process_call *pc = (struct process_call *)c;
+    struct error err = ERROR_INIT;
+    (void)sb;
+    if (process_signal(pc->process, pc->signal, pc->tree, on_signaled, pc, &err) < 0)
+        data_call_fail(c, &err);
+    else
+        pc->signaling = true;
+}
+
+void process_signal_post(struct http_request *r, void *arg)
+{
+    struct process_call *pc = process_call_new(arg, r);
+    if (!pc)
+        return;
+    struct error err = ERROR_INIT;
+    const struct json_field table[] = {
+        {"signal", JSON_KIND_STRING, true, 1, 32, &pc->signal},
+        {"tree", JSON_KIND_BOOL, false, 0, 0, &pc->tree},
+    };
+    pc->tree = true;
+    int rc = json_read(http_json(r), "", table, ARRAY_LEN(table), &err);
+    if (rc == 0)
+        rc = process_signal_check(pc->process, pc->signal, &err);
+    if (rc < 0)
+        data_call_fail(&pc->call, &err);
+    else
+        data_call_when_running(&pc->call, signal_running); /* a guest that sleeps gets no signals */
+}
+
+/* --- stdin --- */
+
+struct input {
+    struct data_call call; /* first */
+    struct process *process;
+    struct process_reader *reader; /* for its stdin_room and its end */
+    bool close;
+    bool over; /* answered */
+};
+
+static void input_release(struct data_call *c, bool aborted)
+{
+    struct input *in = (struct input *)c;
+    (void)aborted;
+    in->over = true;
+    process_reader_close(TAKE(in->reader));
+}
+
+static void input_fail(struct input *in, const struct error *err)
+{
+    if (!in->over)
+        data_call_fail(&in->call, err);
+}
+
+static void input_room(void *arg)
+{
+    struct input *in = arg;
+    if (!in->over)
+        http_body_resume(in->call.r);
+}
+
+static void input_result(void *arg, const json_t *result)
+{
+    struct input *in = arg;
+    struct error err = ERROR_INIT;
+    (void)result;
+    (void)error_set(&err, ERROR_CONFLICT, "process %s has ended", process_id(in->process));
+    input_fail(in, &err);
+}
+
+static void input_interrupted(void *arg, const char *reason, const char *message)
+{
+    struct error err = ERROR_INIT;
+    (void)error_set(&err, ERROR_UNAVAILABLE, "%s: %s", reason, message);
+    input_fail(arg, &err);
+}
+
+static const struct process_reader_events input_events = {
+    .result = input_result,
+    .interrupted = input_interrupted,
+    .stdin_room = input_room,
+};
+
+static size_t input_data(struct http_request *r, const void *data, size_t n)
+{
+    struct input *in = http_data(r);
+    size_t taken = 0;
+    struct error err = ERROR_INIT;
+    if (in->over)
+        return n;
+    if (process_stdin(in->process, data, n, &taken, &err) < 0) {
+        input_fail(in, &err);
+        return n;
+    }
+    return taken;
+}
+
+static void input_end(struct http_request *r)
+{
+    struct input *in = http_data(r);
+    struct error err = ERROR_INIT;
+    if (in->over)
+        return;
+    if (in->close && process_stdin_close(in->process, &err) < 0) {
+        input_fail(in, &err);
+        return;
+    }
+    data_call_done(&in->call);
+    http_reply_empty(r, 204);
+}
+
+static const struct http_body_events input_body = {.data = input_data, .end = input_end};
+
+void process_stdin_post(struct http_request *r, void *arg)
+{
+    struct data *d = arg;
+    struct process *p = data_process(d, r);
+    struct input *in = p ? (struct input *)data_call_bare(sizeof(*in), d, r, input_release) : NULL;
+    if (!in)
+        return;
+    uint64_t close = 0;
+    size_t taken = 0;
+    struct error err = ERROR_INIT;
+    in->process = p;
+    int rc = http_query_u64(r, "close", 0, 1, 0, &close, &err);
+    if (rc == 0)
+        rc = process_stdin(p, NULL, 0, &taken, &err); /* refused before the body is read */
+    if (rc == 0)
+        rc = process_reader_open(p, 0, 0, &input_events, in, &in->reader, &err);
+    if (rc < 0) {
+        data_call_fail(&in->call, &err);
+        return;
+    }
+    in->close = close == 1;
+    wake(d, sandboxes_find(d->config.sandboxes, process_sandbox_id(p)));
+    http_body_start(r, &input_body);
+}
