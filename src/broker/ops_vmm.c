@@ -310,11 +310,13 @@ static int plan(struct start *s)
     if (rc < 0)
         return rc;
     plan_root(s);
-    static char *env[] = {"PATH=/usr/bin:/bin", "LD_PRELOAD=/memopen.so", "SPACE_MEM_PATH=/mem", NULL};
+    /* A golden boot writes its memory through the file, which its uid owns then: no preload. */
+    static char *plain[] = {"PATH=/usr/bin:/bin", NULL};
+    static char *private[] = {"PATH=/usr/bin:/bin", "LD_PRELOAD=/memopen.so", "SPACE_MEM_PATH=/mem", NULL};
     s->spec = (struct vmm_spec){
         .uid = j->sandbox->rec.uid,
         .argv = s->argv.argv,
-        .env = env,
+        .env = j->req.boot == BROKER_BOOT_RESTORE ? private : plain,
         .items = s->items,
         .root_at = s->root_at,
         .fds = {s->null_fd, s->stderr_fd, s->stderr_fd, s->qmp_fd, s->agent_fd},

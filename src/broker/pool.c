@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/magic.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,6 +28,7 @@
 #define MIB (1024ULL * 1024)
 #define IMAGE_MIN_MIB 8192
 #define PATH_SIZE 256
+#define DETACH_TRIES 500
 
 struct paths {
     char pool[PATH_SIZE];
@@ -203,6 +205,17 @@ int pool_set_up(const char *state_dir, uint32_t size_mib, struct pool *ret, stru
     return rc;
 }
 
+/* A VMM that was just killed holds the pool's file system until the kernel has taken its mount
+ * namespace down, a moment later; the device goes with it. */
+static int detach(const char *image, struct error *err)
+{
+    char device[LOOPDEV_PATH_MAX];
+    int rc = loopdev_detach(image, err);
+    for (int i = 0; rc == 0 && i < DETACH_TRIES && loopdev_find(image, device, NULL) == 0; i++)
+        (void)poll(NULL, 0, 10);
+    return rc;
+}
+
 int pool_purge(const char *state_dir, struct error *err)
 {
     struct paths p;
@@ -214,7 +227,7 @@ int pool_purge(const char *state_dir, struct error *err)
         if (errno != EBUSY || umount2(p.pool, MNT_DETACH | UMOUNT_NOFOLLOW) < 0)
             return error_errno(err, ERROR_INTERNAL, errno, "unmount %s", p.pool);
     }
-    int rc = loopdev_detach(p.image, err);
+    int rc = detach(p.image, err);
     if (rc < 0)
         return rc;
     if (unlink(p.image) < 0 && errno != ENOENT)

@@ -335,6 +335,10 @@ static int remove_private(struct privd *p, struct error *err)
 int privd_purge_all(struct privd *p, struct error *err)
 {
     const struct privd_options o = {.state_dir = p->state_dir};
+    struct privd_lease lease;
+    /* The lease is given back last: without one there is nothing any more. */
+    if (privd_lease_read(p->state_dir, &lease, NULL) == ERROR_NOT_FOUND)
+        return 0;
     int rc = init(p, &o, err);
     if (rc == 0)
         rc = kill_everything(p, err);

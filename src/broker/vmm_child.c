@@ -25,7 +25,7 @@ int vmm_child(void *arg, int gate_fd, struct jail_fail *fail)
     const struct vmm_spec *s = arg;
     jail_reset_signals();
     (void)setsid();
-    (void)umask(077);
+    (void)umask(022); /* for the root's directories; QEMU makes no files */
     if (prefer_for_oom() < 0)
         return jail_failed(fail, "write", "oom_score_adj");
     if (jail_place_fds(s->fds, ARRAY_LEN(s->fds), fail) < 0)

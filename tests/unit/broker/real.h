@@ -1,0 +1,198 @@
+/* A real space-privd in a state directory of its own, and blocking calls to it. Root only: a test that
+ * uses it skips (exit code 77) elsewhere. */
+#pragma once
+
+#include "unit.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <glob.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+
+#include "base/cleanup.h"
+#include "base/clock.h"
+#include "base/fs.h"
+#include "base/proc.h"
+#include "base/str.h"
+#include "broker/broker.h"
+#include "broker/lease.h"
+#include "broker/server.h"
+#include "loop/loop.h"
+
+#define REAL_SKIP 77
+#define REAL_DIGEST "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff"
+
+struct real {
+    char *dir;
+    struct loop *loop;
+    struct broker *broker;
+    struct privd_lease lease;
+    bool gone;
+};
+
+/* The answer to the last call. */
+struct answer {
+    bool done;
+    struct error err;
+    struct broker_info info;
+    struct broker_vmm_info vmm;
+    bool sealed;
+    size_t count;
+    char ids[8][ID_SIZE];
+    char digest[BROKER_DIGEST_SIZE];
+    uint64_t bytes;
+};
+
+static inline void real_gone(void *arg)
+{
+    ((struct real *)arg)->gone = true;
+}
+
+static inline void real_open(struct real *r)
+{
+    struct error err = ERROR_INIT;
+    int fd = -1;
+    r->gone = false;
+    assert_ok(privd_lease_acquire(r->dir, &r->lease, &err), &err);
+    assert_ok(server_start(r->dir, 0, &r->lease, &fd, &err), &err);
+    assert_ok(loop_create(&r->loop, &err), &err);
+    assert_ok(broker_create(r->loop, fd, real_gone, r, &r->broker, &err), &err);
+}
+
+static inline void real_close(struct real *r)
+{
+    broker_destroy(r->broker);
+    loop_destroy(r->loop);
+    r->broker = NULL;
+    r->loop = NULL;
+}
+
+static inline void real_start(struct real *r)
+{
+    memset(r, 0, sizeof(*r));
+    r->dir = unit_mkdir();
+    assert_int_equal(chmod(r->dir, 0711), 0);
+    real_open(r);
+}
+
+static inline void real_stop(struct real *r)
+{
+    struct error err = ERROR_INIT;
+    real_close(r);
+    assert_ok(server_purge(r->dir, &err), &err);
+    assert_ok(fs_remove_tree(AT_FDCWD, r->dir, &err), &err);
+    free(r->dir);
+}
+
+static inline void real_wait(struct real *r, const bool *done, int seconds)
+{
+    int64_t deadline = clock_mono_ns() + seconds * CLOCK_NS_PER_S;
+    while (!*done) {
+        if (clock_mono_ns() > deadline)
+            fail_msg("no answer from the broker in %d s", seconds);
+        loop_turn(r->loop, 200);
+    }
+}
+
+static inline void answer_error(struct answer *a, const struct error *err)
+{
+    a->done = true;
+    if (err)
+        a->err = *err;
+}
+
+static inline void on_done(void *arg, const struct error *err)
+{
+    answer_error(arg, err);
+}
+
+static inline void on_info(void *arg, const struct error *err, const struct broker_info *info)
+{
+    struct answer *a = arg;
+    if (info)
+        a->info = *info;
+    answer_error(a, err);
+}
+
+static inline void on_vmm(void *arg, const struct error *err, const struct broker_vmm_info *vmm)
+{
+    struct answer *a = arg;
+    if (vmm)
+        a->vmm = *vmm;
+    answer_error(a, err);
+}
+
+static inline void on_has(void *arg, const struct error *err, bool sealed)
+{
+    ((struct answer *)arg)->sealed = sealed;
+    answer_error(arg, err);
+}
+
+static inline void on_list(void *arg, const struct error *err, const char (*ids)[ID_SIZE], size_t n)
+{
+    struct answer *a = arg;
+    a->count = n;
+    for (size_t i = 0; i < n && i < ARRAY_LEN(a->ids); i++)
+        (void)str_copy(a->ids[i], ID_SIZE, ids[i]);
+    answer_error(a, err);
+}
+
+static inline void on_build(void *arg, const struct error *err, const char *digest, uint64_t bytes)
+{
+    struct answer *a = arg;
+    if (digest)
+        (void)str_copy(a->digest, sizeof(a->digest), digest);
+    a->bytes = bytes;
+    answer_error(a, err);
+}
+
+/* Runs one call and waits for its answer. */
+#define CALL(r, a, seconds, fn, ...)           \
+    do {                                       \
+        memset((a), 0, sizeof(*(a)));          \
+        fn((r)->broker, __VA_ARGS__);          \
+        real_wait((r), &(a)->done, (seconds)); \
+    } while (0)
+
+#define assert_answer(a)                                        \
+    do {                                                        \
+        if ((a)->err.code != 0)                                 \
+            fail_msg("%d %s", (a)->err.code, (a)->err.message); \
+    } while (0)
+
+/* A template of `mib` MiB of zeros but for a mark: enough for a VMM to have a disk. */
+static inline void real_template(struct real *r, unsigned mib)
+{
+    AUTO_FREE char *dir = str_printf("%s/pool/templates/" REAL_DIGEST, r->dir);
+    AUTO_FREE char *path = str_printf("%s/rootfs.raw", dir);
+    assert_int_equal(mkdir(dir, 0750), 0);
+    AUTO_CLOSE int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0444);
+    assert_true(fd >= 0);
+    assert_int_equal(ftruncate(fd, (off_t)mib << 20), 0);
+    assert_int_equal(pwrite(fd, "template", 8, 0), 8);
+}
+
+/* The host's own kernel as platform image; false when it has none. */
+static inline bool real_platform(struct real *r)
+{
+    glob_t g;
+    if (glob("/boot/vmlinuz-*", 0, NULL, &g) != 0)
+        return false;
+    AUTO_FREE char *dir = str_printf("%s/platform/" REAL_DIGEST, r->dir);
+    AUTO_FREE char *kernel = str_printf("%s/vmlinuz", dir);
+    AUTO_FREE char *initrd = str_printf("%s/initrd", dir);
+    struct error err = ERROR_INIT;
+    assert_ok(fs_mkdir_p(dir, 0755, &err), &err);
+    AUTO_CLOSE int from = open(g.gl_pathv[0], O_RDONLY | O_CLOEXEC);
+    AUTO_CLOSE int to = open(kernel, O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+    assert_ok(fs_copy_sparse(from, to, &err), &err);
+    assert_ok(fs_write_atomic(AT_FDCWD, initrd, "no initrd", 9, 0644, &err), &err);
+    globfree(&g);
+    return true;
+}

@@ -1,0 +1,616 @@
+/* The real broker with real jailed VMMs: identity, confinement, golden memory, adoption after kill -9,
+ * and that nothing is left. Needs root, QEMU and a kernel in /boot. */
+#include "real.h"
+
+#include <grp.h>
+
+static struct real real;
+
+static char id_a[ID_SIZE];
+static char id_b[ID_SIZE];
+
+/* --- looking at a process --- */
+
+static char *proc_text(pid_t pid, const char *file)
+{
+    AUTO_FREE char *path = str_printf("/proc/%d/%s", (int)pid, file);
+    char *text = NULL;
+    size_t n;
+    struct error err = ERROR_INIT;
+    assert_ok(fs_read_file(AT_FDCWD, path, 1 << 20, &text, &n, &err), &err);
+    for (size_t i = 0; strcmp(file, "cmdline") == 0 && i < n; i++)
+        if (text[i] == '\0')
+            text[i] = ' ';
+    return text;
+}
+
+static void assert_status(pid_t pid, const char *line)
+{
+    AUTO_FREE char *text = proc_text(pid, "status");
+    if (!strstr(text, line))
+        fail_msg("/proc/%d/status has no \"%s\":\n%s", (int)pid, line, text);
+}
+
+/* Gone, or a zombie that only waits for its parent. */
+static bool has_ended(pid_t pid)
+{
+    if (proc_start_time(pid) == 0)
+        return true;
+    AUTO_FREE char *text = proc_text(pid, "status");
+    return strstr(text, "State:\tZ") != NULL;
+}
+
+static bool same_namespace(pid_t pid, const char *name)
+{
+    AUTO_FREE char *theirs = str_printf("/proc/%d/ns/%s", (int)pid, name);
+    AUTO_FREE char *ours = str_printf("/proc/self/ns/%s", name);
+    struct stat a;
+    struct stat b;
+    assert_int_equal(stat(theirs, &a), 0);
+    assert_int_equal(stat(ours, &b), 0);
+    return a.st_ino == b.st_ino;
+}
+
+static void wait_for_seccomp(pid_t pid)
+{
+    int64_t deadline = clock_mono_ns() + 10 * CLOCK_NS_PER_S;
+    for (;;) {
+        AUTO_FREE char *text = proc_text(pid, "status");
+        if (strstr(text, "Seccomp:\t2"))
+            return;
+        if (clock_mono_ns() > deadline)
+            fail_msg("no seccomp filter after 10 s:\n%s", text);
+        (void)poll(NULL, 0, 5);
+    }
+}
+
+static struct broker_vmm cold(const char *id)
+{
+    return (struct broker_vmm){
+        .sandbox_id = id, .boot = BROKER_BOOT_COLD, .platform = REAL_DIGEST, .vcpus = 1, .memory_mib = 128};
+}
+
+static void prepare(const char *id)
+{
+    struct answer a;
+    CALL(&real, &a, 20, broker_sandbox_prepare, id, BROKER_FROM_TEMPLATE, REAL_DIGEST, 64, on_done, &a);
+    assert_answer(&a);
+}
+
+/* For a failure's message: what the VMM said. */
+static void show_log(const char *id)
+{
+    AUTO_FREE char *path = str_printf("%s/pool/sandboxes/%s/run/vmm.log", real.dir, id);
+    AUTO_FREE char *text = NULL;
+    size_t n;
+    if (fs_read_file(AT_FDCWD, path, 16384, &text, &n, NULL) == 0)
+        print_message("vmm.log: %s\n", text);
+}
+
+static struct broker_vmm_info start(const struct broker_vmm *v)
+{
+    struct answer a;
+    int64_t began = clock_mono_ns();
+    CALL(&real, &a, 20, broker_vmm_start, v, on_vmm, &a);
+    assert_answer(&a);
+    print_message("VMM started in %.1f ms\n", (double)(clock_mono_ns() - began) / 1e6);
+    return a.vmm;
+}
+
+static int setup(void **state)
+{
+    (void)state;
+    real_start(&real);
+    struct answer a;
+    memset(&a, 0, sizeof(a));
+    broker_info(real.broker, on_info, &a);
+    real_wait(&real, &a.done, 60);
+    assert_answer(&a);
+    print_message("pool %s, cgroups %s, uids from %u\n", a.info.pool_kind, a.info.cgroup_mode,
+                  a.info.uid_first);
+    assert_int_equal(a.info.uid_first, real.lease.uid_first);
+    assert_int_equal(a.info.uid_count, LEASE_BLOCK);
+    assert_true(a.info.pool_free_bytes > 0 && a.info.pool_free_bytes <= a.info.pool_total_bytes);
+    real_template(&real, 32);
+    assert_true(real_platform(&real));
+    id_new("sb", id_a);
+    id_new("sb", id_b);
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    real_stop(&real);
+    return 0;
+}
+
+/* --- tests; they build on each other --- */
+
+static void test_prepare(void **state)
+{
+    (void)state;
+    struct answer a;
+    prepare(id_a);
+    prepare(id_b);
+    prepare(id_a); /* again: nothing changes */
+    CALL(&real, &a, 5, broker_sandbox_list, on_list, &a);
+    assert_answer(&a);
+    assert_int_equal(a.count, 2);
+    AUTO_FREE char *disk = str_printf("%s/pool/sandboxes/%s/disk.raw", real.dir, id_a);
+    struct stat st;
+    assert_int_equal(stat(disk, &st), 0);
+    assert_int_equal(st.st_size, 64 << 20);
+    assert_int_equal(st.st_mode & 07777, 0600);
+    assert_true(st.st_uid > real.lease.uid_first && st.st_uid <= real.lease.uid_first + LEASE_VMM_UIDS);
+    char mark[9] = "";
+    AUTO_CLOSE int fd = open(disk, O_RDONLY | O_CLOEXEC);
+    assert_int_equal(read(fd, mark, 8), 8);
+    assert_string_equal(mark, "template");
+    id_new("sb", a.ids[0]);
+    char other[ID_SIZE];
+    (void)str_copy(other, sizeof(other), a.ids[0]);
+    CALL(&real, &a, 5, broker_sandbox_prepare, other, BROKER_FROM_TEMPLATE,
+         "ff112233445566778899aabbccddeeff00112233445566778899aabbccddeeff", 64, on_done, &a);
+    assert_int_equal(a.err.code, ERROR_NOT_FOUND);
+    CALL(&real, &a, 5, broker_sandbox_list, on_list, &a);
+    assert_int_equal(a.count, 2); /* the failed one left nothing */
+}
+
+static void assert_jailed(pid_t pid, uid_t uid)
+{
+    char line[80];
+    (void)snprintf(line, sizeof(line), "Uid:\t%u\t%u\t%u\t%u", uid, uid, uid, uid);
+    assert_status(pid, line);
+    (void)snprintf(line, sizeof(line), "Gid:\t%u\t%u\t%u\t%u", uid, uid, uid, uid);
+    assert_status(pid, line);
+    assert_status(pid, "Groups:\t \n");
+    assert_status(pid, "CapPrm:\t0000000000000000");
+    assert_status(pid, "CapEff:\t0000000000000000");
+    assert_status(pid, "CapBnd:\t0000000000000000");
+    assert_status(pid, "CapAmb:\t0000000000000000");
+    assert_status(pid, "NoNewPrivs:\t1");
+    const char *const names[] = {"mnt", "net", "ipc", "uts", "pid"};
+    for (size_t i = 0; i < ARRAY_LEN(names); i++)
+        assert_false(same_namespace(pid, names[i]));
+    AUTO_FREE char *oom = proc_text(pid, "oom_score_adj");
+    assert_string_equal(oom, "500\n");
+    AUTO_FREE char *network = proc_text(pid, "net/dev");
+    assert_null(strstr(network, "eth"));
+}
+
+/* What the VMM's root shows: its own disk and nothing of the host's state. */
+static void assert_root(pid_t pid)
+{
+    const char *const present[] = {"disk.raw", "vmlinuz", "initrd", "usr/bin", "dev/null", "dev/urandom"};
+    const char *const absent[] = {"proc", "sys", "work",    "tmp",        "root", "home",
+                                  "var",  "run", "dev/kvm", "etc/passwd", "mem"};
+    for (size_t i = 0; i < ARRAY_LEN(present); i++) {
+        AUTO_FREE char *path = str_printf("/proc/%d/root/%s", (int)pid, present[i]);
+        if (access(path, F_OK) < 0)
+            fail_msg("the jail lacks %s", present[i]);
+    }
+    for (size_t i = 0; i < ARRAY_LEN(absent); i++) {
+        AUTO_FREE char *path = str_printf("/proc/%d/root/%s", (int)pid, absent[i]);
+        if (access(path, F_OK) == 0)
+            fail_msg("the jail shows %s", absent[i]);
+    }
+    AUTO_FREE char *mounts = proc_text(pid, "mounts");
+    assert_null(strstr(mounts, real.dir));
+    AUTO_FREE char *probe = str_printf("/proc/%d/root/probe", (int)pid);
+    assert_int_equal(open(probe, O_WRONLY | O_CREAT | O_CLOEXEC, 0600), -1);
+    assert_int_equal(errno, EROFS);
+}
+
+/* As the VMM's uid, in its root: other sandboxes' files are out of reach even by their host paths. */
+static void assert_cannot_read(uid_t uid, const char *path)
+{
+    pid_t pid = fork();
+    if (pid == 0) {
+        if (setgroups(0, NULL) < 0 || setresgid(uid, uid, uid) < 0 || setresuid(uid, uid, uid) < 0)
+            _exit(1);
+        _exit(open(path, O_RDONLY | O_CLOEXEC) < 0 && errno == EACCES ? 0 : 2);
+    }
+    assert_int_equal(proc_wait(pid), 0);
+}
+
+static pid_t pid_a;
+
+static void test_jailed_vmm(void **state)
+{
+    (void)state;
+    struct broker_vmm v = cold(id_a);
+    struct broker_vmm_info i = start(&v);
+    pid_a = i.pid;
+    AUTO_CLOSE int pidfd = i.pidfd;
+    assert_true(proc_start_time(i.pid) == i.start_time);
+    wait_for_seccomp(i.pid);
+    AUTO_FREE char *command = proc_text(i.pid, "cmdline");
+    assert_non_null(strstr(command, id_a));
+    assert_non_null(strstr(command, "-sandbox on"));
+    AUTO_FREE char *disk = str_printf("%s/pool/sandboxes/%s/disk.raw", real.dir, id_a);
+    struct stat st;
+    assert_int_equal(stat(disk, &st), 0);
+    assert_jailed(i.pid, st.st_uid);
+    assert_root(i.pid);
+    AUTO_FREE char *other = str_printf("%s/pool/sandboxes/%s/disk.raw", real.dir, id_b);
+    assert_cannot_read(st.st_uid, other);
+    assert_int_equal(stat(i.qmp_socket, &st), 0);
+    assert_int_equal(st.st_mode & 0777, 0660);
+    assert_int_equal(st.st_uid, 0);
+    assert_int_equal(st.st_gid, real.lease.uid_first);
+    struct answer a;
+    CALL(&real, &a, 5, broker_vmm_start, &v, on_vmm, &a);
+    assert_int_equal(a.err.code, ERROR_CONFLICT);
+}
+
+static int unix_connect(const char *path)
+{
+    struct sockaddr_un a = {.sun_family = AF_UNIX};
+    assert_true(str_copy(a.sun_path, sizeof(a.sun_path), path));
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_true(fd >= 0);
+    assert_int_equal(connect(fd, (struct sockaddr *)&a, sizeof(a)), 0);
+    return fd;
+}
+
+/* Sends one QMP command (with a descriptor when pass >= 0) and reads until `expect` shows. */
+static void qmp(int fd, const char *command, int pass, const char *expect)
+{
+    struct iovec iov = {.iov_base = (void *)command, .iov_len = strlen(command)};
+    union {
+        struct cmsghdr align;
+        char bytes[CMSG_SPACE(sizeof(int))];
+    } control = {0};
+    struct msghdr m = {.msg_iov = &iov, .msg_iovlen = 1};
+    if (pass >= 0) {
+        m.msg_control = control.bytes;
+        m.msg_controllen = sizeof(control.bytes);
+        struct cmsghdr *c = CMSG_FIRSTHDR(&m);
+        c->cmsg_level = SOL_SOCKET;
+        c->cmsg_type = SCM_RIGHTS;
+        c->cmsg_len = CMSG_LEN(sizeof(int));
+        memcpy(CMSG_DATA(c), &pass, sizeof(pass));
+    }
+    if (iov.iov_len > 0)
+        assert_int_equal(sendmsg(fd, &m, MSG_NOSIGNAL), iov.iov_len);
+    char text[16384];
+    size_t n = 0;
+    for (;;) {
+        struct pollfd f = {.fd = fd, .events = POLLIN};
+        if (poll(&f, 1, 10000) != 1)
+            fail_msg("%s: no %s in \"%.*s\"", command, expect, (int)n, text);
+        ssize_t got = read(fd, text + n, sizeof(text) - 1 - n);
+        if (got <= 0) {
+            loop_turn(real.loop, 500);
+            show_log(id_a);
+            show_log(id_b);
+        }
+        assert_true(got > 0);
+        n += (size_t)got;
+        text[n] = '\0';
+        if (strstr(text, expect))
+            return;
+        if (strstr(text, "\"error\""))
+            fail_msg("%s -> %s", command, text);
+    }
+}
+
+/* Asks again until the answer holds `expect`. */
+static void qmp_until(int fd, const char *command, const char *expect)
+{
+    int64_t deadline = clock_mono_ns() + 20 * CLOCK_NS_PER_S;
+    char text[16384];
+    do {
+        assert_true(clock_mono_ns() < deadline);
+        assert_int_equal(write(fd, command, strlen(command)), strlen(command));
+        ssize_t got = read(fd, text, sizeof(text) - 1);
+        assert_true(got > 0);
+        text[got] = '\0';
+        (void)poll(NULL, 0, 5);
+    } while (!strstr(text, expect));
+}
+
+static void test_sockets_connect_twice(void **state)
+{
+    (void)state;
+    AUTO_FREE char *path = str_printf("%s/pool/sandboxes/%s/run/qmp.sock", real.dir, id_a);
+    for (int i = 0; i < 2; i++) {
+        AUTO_CLOSE int fd = unix_connect(path);
+        qmp(fd, "", -1, "QMP");
+        qmp(fd, "{\"execute\":\"qmp_capabilities\"}", -1, "return");
+        qmp(fd, "{\"execute\":\"query-status\"}", -1, "running");
+    }
+}
+
+/* The broker's process id, from its command line. */
+static pid_t broker_pid(void)
+{
+    AUTO_CLOSEDIR DIR *d = opendir("/proc");
+    struct dirent *e;
+    while ((e = readdir(d))) {
+        uint64_t pid;
+        if (!str_to_u64(e->d_name, 2, INT32_MAX, &pid))
+            continue;
+        AUTO_FREE char *path = str_printf("/proc/%s/cmdline", e->d_name);
+        AUTO_FREE char *text = NULL;
+        size_t n;
+        if (fs_read_file(AT_FDCWD, path, 65536, &text, &n, NULL) < 0)
+            continue;
+        for (size_t i = 0; i < n; i++)
+            if (text[i] == '\0')
+                text[i] = ' ';
+        if (strstr(text, "space-privd ") && strstr(text, real.dir))
+            return (pid_t)pid;
+    }
+    return 0;
+}
+
+static void test_broker_is_confined(void **state)
+{
+    (void)state;
+    pid_t pid = broker_pid();
+    assert_true(pid > 0);
+    assert_false(same_namespace(pid, "net"));
+    AUTO_FREE char *text = proc_text(pid, "status");
+    uint64_t caps = strtoull(strstr(text, "CapEff:") + 7, NULL, 16);
+    const int gone[] = {12 /* NET_ADMIN */,
+                        13 /* NET_RAW */,
+                        16 /* SYS_MODULE */,
+                        17 /* SYS_RAWIO */,
+                        19 /* SYS_PTRACE */,
+                        22 /* SYS_BOOT */,
+                        25 /* SYS_TIME */};
+    for (size_t i = 0; i < ARRAY_LEN(gone); i++)
+        assert_false(caps >> gone[i] & 1);
+}
+
+static void test_adopt_after_kill(void **state)
+{
+    (void)state;
+    pid_t broker = broker_pid();
+    AUTO_CLOSE int pidfd = proc_open(broker, proc_start_time(broker));
+    assert_int_equal(kill(broker, SIGKILL), 0);
+    real_wait(&real, &real.gone, 10);
+    assert_int_equal(proc_wait(broker), SIGKILL);
+    real_close(&real);
+    real_open(&real);
+    struct answer a;
+    CALL(&real, &a, 20, broker_vmm_adopt, id_a, on_vmm, &a);
+    assert_answer(&a);
+    assert_int_equal(a.vmm.pid, pid_a);
+    (void)close(a.vmm.pidfd);
+    CALL(&real, &a, 5, broker_vmm_adopt, id_b, on_vmm, &a);
+    assert_int_equal(a.err.code, ERROR_NOT_FOUND);
+    CALL(&real, &a, 5, broker_sandbox_list, on_list, &a);
+    assert_int_equal(a.count, 2);
+}
+
+static void test_kill_and_last_words(void **state)
+{
+    (void)state;
+    struct answer a;
+    CALL(&real, &a, 15, broker_vmm_kill, id_a, on_done, &a);
+    assert_answer(&a);
+    assert_true(has_ended(pid_a));
+    CALL(&real, &a, 15, broker_vmm_kill, id_a, on_done, &a); /* again */
+    assert_answer(&a);
+    /* A platform file that is no kernel: QEMU ends at once and says why. */
+    AUTO_FREE char *dir = str_printf("%s/platform/" REAL_DIGEST, real.dir);
+    AUTO_FREE char *kernel = str_printf("%s/vmlinuz", dir);
+    AUTO_FREE char *kept = str_printf("%s/kept", dir);
+    struct error err = ERROR_INIT;
+    assert_int_equal(rename(kernel, kept), 0);
+    assert_ok(fs_write_atomic(AT_FDCWD, kernel, "", 0, 0644, &err), &err);
+    struct broker_vmm v = cold(id_a);
+    CALL(&real, &a, 15, broker_vmm_start, &v, on_vmm, &a);
+    assert_answer(&a);
+    struct pollfd f = {.fd = a.vmm.pidfd, .events = POLLIN};
+    assert_int_equal(poll(&f, 1, 10000), 1);
+    (void)close(a.vmm.pidfd);
+    CALL(&real, &a, 15, broker_vmm_kill, id_a, on_done, &a);
+    AUTO_FREE char *log = str_printf("%s/pool/sandboxes/%s/run/vmm.log", real.dir, id_a);
+    AUTO_FREE char *text = NULL;
+    size_t n;
+    assert_ok(fs_read_file(AT_FDCWD, log, 16384, &text, &n, &err), &err);
+    assert_non_null(strstr(text, "vmlinuz"));
+    /* A symbolic link in its place is refused: it could show any file of the host. */
+    assert_int_equal(unlink(kernel), 0);
+    assert_int_equal(symlink("/etc/passwd", kernel), 0);
+    CALL(&real, &a, 15, broker_vmm_start, &v, on_vmm, &a);
+    assert_true(a.err.code < 0);
+    assert_int_equal(rename(kept, kernel), 0);
+}
+
+#define KEY "test-golden.1"
+
+static void test_golden(void **state)
+{
+    (void)state;
+    struct answer a;
+    CALL(&real, &a, 5, broker_golden_has, KEY, on_has, &a);
+    assert_false(a.sealed);
+    struct broker_vmm v = cold(id_b);
+    v.boot = BROKER_BOOT_GOLDEN;
+    v.golden_key = KEY;
+    CALL(&real, &a, 5, broker_vmm_start, &v, on_vmm, &a);
+    assert_int_equal(a.err.code, ERROR_CONFLICT); /* not begun */
+    CALL(&real, &a, 5, broker_golden_begin, KEY, id_b, 128, on_done, &a);
+    assert_answer(&a);
+    CALL(&real, &a, 5, broker_golden_begin, KEY, id_b, 128, on_done, &a); /* replaces the leftover */
+    assert_answer(&a);
+    struct broker_vmm_info i = start(&v);
+    (void)close(i.pidfd);
+    CALL(&real, &a, 5, broker_golden_seal, KEY, id_b, on_done, &a);
+    assert_int_equal(a.err.code, ERROR_CONFLICT); /* still runs */
+    /* Saved as spaced does it: the state through a descriptor, the memory in place. */
+    AUTO_FREE char *state_path = str_printf("%s/pool/golden/" KEY "/state", real.dir);
+    AUTO_CLOSE int state_fd = open(state_path, O_WRONLY | O_CLOEXEC);
+    AUTO_CLOSE int fd = unix_connect(i.qmp_socket);
+    qmp(fd, "", -1, "QMP");
+    qmp(fd, "{\"execute\":\"qmp_capabilities\"}", -1, "return");
+    qmp(fd, "{\"execute\":\"stop\"}", -1, "return");
+    qmp(fd,
+        "{\"execute\":\"migrate-set-capabilities\",\"arguments\":{\"capabilities\":[{\"capability\":"
+        "\"x-ignore-shared\",\"state\":true}]}}",
+        -1, "return");
+    qmp(fd, "{\"execute\":\"getfd\",\"arguments\":{\"fdname\":\"s\"}}", state_fd, "return");
+    qmp(fd, "{\"execute\":\"migrate\",\"arguments\":{\"uri\":\"fd:s\"}}", -1, "return");
+    struct stat st;
+    qmp_until(fd, "{\"execute\":\"query-migrate\"}", "completed");
+    assert_int_equal(fstat(state_fd, &st), 0);
+    assert_true(st.st_size > 1000);
+    CALL(&real, &a, 15, broker_vmm_kill, id_b, on_done, &a);
+    assert_answer(&a);
+    CALL(&real, &a, 30, broker_golden_seal, KEY, id_b, on_done, &a);
+    assert_answer(&a);
+    CALL(&real, &a, 5, broker_golden_has, KEY, on_has, &a);
+    assert_true(a.sealed);
+    AUTO_FREE char *mem = str_printf("%s/pool/golden/" KEY "/mem", real.dir);
+    assert_int_equal(stat(mem, &st), 0);
+    assert_int_equal(st.st_mode & 07777, 0444);
+    assert_int_equal(st.st_uid, 0);
+    CALL(&real, &a, 15, broker_sandbox_remove, id_b, on_done, &a);
+    assert_answer(&a);
+    assert_int_equal(stat(mem, &st), 0); /* a sealed golden outlives the sandbox it came from */
+}
+
+/* Every descriptor and mapping of the golden memory in a restored VMM is for reading, or private. */
+static void test_restore_maps_privately(void **state)
+{
+    (void)state;
+    struct answer a;
+    char id[ID_SIZE];
+    id_new("sb", id);
+    CALL(&real, &a, 15, broker_sandbox_prepare, id, BROKER_FROM_GOLDEN, KEY, 64, on_done, &a);
+    assert_answer(&a);
+    struct broker_vmm v = cold(id);
+    v.boot = BROKER_BOOT_RESTORE;
+    v.golden_key = KEY;
+    v.memory_mib = 256;
+    CALL(&real, &a, 5, broker_vmm_start, &v, on_vmm, &a);
+    assert_int_equal(a.err.code, ERROR_INVALID);
+    v.memory_mib = 128;
+    struct broker_vmm_info i = start(&v);
+    (void)close(i.pidfd);
+    AUTO_CLOSE int fd = unix_connect(i.qmp_socket);
+    qmp(fd, "", -1, "QMP");
+    qmp(fd, "{\"execute\":\"qmp_capabilities\"}", -1, "return");
+    qmp(fd, "{\"execute\":\"query-status\"}", -1, "inmigrate");
+    AUTO_FREE char *maps = proc_text(i.pid, "maps");
+    const char *line = strstr(maps, "/mem\n");
+    assert_non_null(line);
+    while (line > maps && line[-1] != '\n')
+        line--;
+    assert_non_null(strstr(line, "rw-p"));
+    AUTO_FREE char *fd_dir = str_printf("/proc/%d/fd", (int)i.pid);
+    AUTO_CLOSEDIR DIR *d = opendir(fd_dir);
+    struct dirent *e;
+    while ((e = readdir(d))) {
+        char target[256] = "";
+        if (readlinkat(dirfd(d), e->d_name, target, sizeof(target) - 1) <= 0 || strcmp(target, "/mem") != 0)
+            continue;
+        AUTO_FREE char *name = str_printf("fdinfo/%s", e->d_name);
+        AUTO_FREE char *info = proc_text(i.pid, name);
+        uint64_t flags = strtoull(strstr(info, "flags:") + 6, NULL, 8);
+        assert_int_equal(flags & O_ACCMODE, O_RDONLY);
+    }
+    AUTO_FREE char *state_path = str_printf("%s/pool/golden/" KEY "/state", real.dir);
+    AUTO_CLOSE int state_fd = open(state_path, O_RDONLY | O_CLOEXEC);
+    qmp(fd,
+        "{\"execute\":\"migrate-set-capabilities\",\"arguments\":{\"capabilities\":[{\"capability\":"
+        "\"x-ignore-shared\",\"state\":true}]}}",
+        -1, "return");
+    qmp(fd, "{\"execute\":\"getfd\",\"arguments\":{\"fdname\":\"s\"}}", state_fd, "return");
+    qmp(fd, "{\"execute\":\"migrate-incoming\",\"arguments\":{\"uri\":\"fd:s\"}}", -1, "return");
+    qmp_until(fd, "{\"execute\":\"query-status\"}", "paused"); /* as it was saved */
+    qmp(fd, "{\"execute\":\"cont\"}", -1, "RESUME");
+    CALL(&real, &a, 15, broker_sandbox_remove, id, on_done, &a);
+    assert_answer(&a);
+    assert_true(has_ended(i.pid));
+}
+
+static unsigned entries(const char *path)
+{
+    AUTO_CLOSEDIR DIR *d = opendir(path);
+    assert_non_null(d);
+    unsigned n = 0;
+    struct dirent *e;
+    while ((e = readdir(d)))
+        n += e->d_name[0] != '.';
+    return n;
+}
+
+static void test_nothing_is_left(void **state)
+{
+    (void)state;
+    struct answer a;
+    CALL(&real, &a, 15, broker_sandbox_remove, id_a, on_done, &a);
+    assert_answer(&a);
+    CALL(&real, &a, 15, broker_sandbox_remove, id_a, on_done, &a); /* absent */
+    assert_answer(&a);
+    CALL(&real, &a, 5, broker_sandbox_list, on_list, &a);
+    assert_int_equal(a.count, 0);
+    AUTO_FREE char *sandboxes = str_printf("%s/pool/sandboxes", real.dir);
+    AUTO_FREE char *records = str_printf("%s/privd/sandboxes", real.dir);
+    assert_int_equal(entries(records), 0);
+    assert_int_equal(entries(sandboxes), 0);
+    AUTO_FREE char *groups = str_printf("/sys/fs/cgroup/*/space-%s/sb_*", real.lease.server_id);
+    glob_t g;
+    assert_int_equal(glob(groups, 0, NULL, &g), GLOB_NOMATCH);
+}
+
+/* Last: purge on a directory with a running VMM, and again on what is then nothing. */
+static void test_purge(void **state)
+{
+    (void)state;
+    struct error err = ERROR_INIT;
+    prepare(id_a);
+    struct broker_vmm v = cold(id_a);
+    struct broker_vmm_info i = start(&v);
+    real_close(&real);
+    assert_ok(server_purge(real.dir, &err), &err);
+    struct pollfd f = {.fd = i.pidfd, .events = POLLIN};
+    assert_int_equal(poll(&f, 1, 10000), 1);
+    (void)close(i.pidfd);
+    AUTO_FREE char *pool = str_printf("%s/pool", real.dir);
+    assert_int_equal(access(pool, F_OK), -1);
+    AUTO_FREE char *mounts = NULL;
+    size_t n;
+    assert_ok(fs_read_file(AT_FDCWD, "/proc/self/mounts", 1 << 20, &mounts, &n, &err), &err);
+    assert_null(strstr(mounts, real.dir));
+    glob_t g;
+    AUTO_FREE char *groups = str_printf("/sys/fs/cgroup/*/space-%s", real.lease.server_id);
+    assert_int_equal(glob(groups, 0, NULL, &g), GLOB_NOMATCH);
+    AUTO_FREE char *claim = str_printf("/run/space/leases/%u.json", real.lease.block);
+    assert_int_equal(access(claim, F_OK), -1);
+    bool loops = glob("/sys/block/loop*/loop/backing_file", 0, NULL, &g) == 0;
+    for (size_t k = 0; loops && k < g.gl_pathc; k++) {
+        AUTO_FREE char *text = NULL;
+        if (fs_read_file(AT_FDCWD, g.gl_pathv[k], 4096, &text, &n, NULL) == 0)
+            assert_null(strstr(text, real.dir));
+    }
+    assert_ok(server_purge(real.dir, &err), &err);
+    real_open(&real);
+}
+
+int main(void)
+{
+    if (geteuid() != 0) {
+        print_message("skipped: needs root for namespaces, loop devices and uids\n");
+        return REAL_SKIP;
+    }
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_prepare),
+        cmocka_unit_test(test_jailed_vmm),
+        cmocka_unit_test(test_sockets_connect_twice),
+        cmocka_unit_test(test_broker_is_confined),
+        cmocka_unit_test(test_adopt_after_kill),
+        cmocka_unit_test(test_kill_and_last_words),
+        cmocka_unit_test(test_golden),
+        cmocka_unit_test(test_restore_maps_privately),
+        cmocka_unit_test(test_nothing_is_left),
+        cmocka_unit_test(test_purge),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}
