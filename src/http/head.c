@@ -133,6 +133,9 @@ int head_check(struct http_request *r, char allow[ROUTE_ALLOW_SIZE], struct erro
     allow[0] = '\0';
     /* Framing first: how much of a body is still to come is needed for every refusal too. */
     int rc = check_framing(r, &scan, err);
+    if (rc < 0)
+        r->length = UINT64_MAX;
+    r->unframed = rc < 0;
     if (rc == 0)
         rc = check_fields(&scan, err);
     if (rc == 0 && r->target_error.code < 0) {

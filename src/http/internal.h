@@ -73,6 +73,7 @@ struct http_request {
     /* head */
     const char *content_type, *authorization, *api_key, *idempotency_key;
     uint64_t length;           /* of the body; UINT64_MAX: chunked */
+    bool unframed;             /* where the body ends is not clear: the connection ends after the answer */
     struct error target_error; /* a malformed target is answered when the head is complete */
 
     /* body */
@@ -85,6 +86,7 @@ struct http_request {
 
     /* flow */
     bool suspended;
+    bool at_head; /* suspended before any of the body was read */
     bool in_call; /* a callback of ours runs inside the library */
     bool woken;   /* resume or wake was asked for during that callback */
     bool gone;    /* the client went away or the server stops */

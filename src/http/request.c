@@ -89,7 +89,7 @@ static void answer_early(struct http_request *r)
     bool short_rest = r->length != UINT64_MAX && r->length - r->body_read <= DISCARD_MAX;
     bool expects = MHD_lookup_connection_value(r->mhd, MHD_HEADER_KIND, "Expect") && r->body_read == 0;
     set_phase(r, CONN_LINGER);
-    if ((!short_rest && r->length != UINT64_MAX) || expects)
+    if ((!short_rest && r->length != UINT64_MAX) || expects || r->unframed)
         r->raw_sent = reply_send_raw(r);
 }
 
@@ -199,6 +199,13 @@ void *request_on_target(void *cls, const char *raw, struct MHD_Connection *mhd)
     return r;
 }
 
+/* Reads nothing of the body until http_body_start. */
+static void rest_at_head(struct http_request *r)
+{
+    r->at_head = true;
+    request_suspend(r);
+}
+
 static void on_head(struct http_request *r, const char *method)
 {
     struct error err = ERROR_INIT;
@@ -219,7 +226,17 @@ static void on_head(struct http_request *r, const char *method)
     if (r->answered)
         answer_early(r);
     else if (r->route->def->body == BODY_STREAM && !r->body_events)
-        request_suspend(r); /* until http_body_start */
+        rest_at_head(r);
+}
+
+/* The library repeats its first call when a request was suspended in it. */
+static void on_head_again(struct http_request *r)
+{
+    r->at_head = false;
+    if (r->answered)
+        answer_early(r);
+    else if (!r->body_events)
+        rest_at_head(r);
 }
 
 static void on_stream_data(struct http_request *r, const char *data, size_t *n)
@@ -297,6 +314,8 @@ enum MHD_Result request_on_access(void *cls, struct MHD_Connection *mhd, const c
     r->in_call = true;
     if (r->state == REQUEST_HEAD)
         on_head(r, method);
+    else if (r->at_head)
+        on_head_again(r);
     else if (*data_n > 0)
         result = on_body(r, data, data_n);
     else

@@ -370,8 +370,9 @@ static void survives_garbage(void **state)
     };
     for (size_t i = 0; i < ARRAY_LEN(garbage); i++) {
         int fd = client_connect(&f);
+        struct timeval patience = {.tv_usec = 200000}; /* some of it is only ended by a deadline */
+        (void)setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
         client_text(fd, garbage[i]);
-        (void)shutdown(fd, SHUT_WR);
         struct answer a;
         client_answer(fd, &a, false);
         assert_true(a.status == 0 || a.status >= 400);
