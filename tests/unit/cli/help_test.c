@@ -1,0 +1,79 @@
+/* The reference page in the repository is what the command table says. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/cleanup.h"
+#include "base/fs.h"
+#include "cli/help.h"
+
+static char *markdown(size_t *ret_size)
+{
+    char *text = NULL;
+    FILE *to = open_memstream(&text, ret_size);
+    assert_non_null(to);
+    help_markdown(to, cli_commands);
+    assert_int_equal(fclose(to), 0);
+    return text;
+}
+
+static void the_reference_page_is_current(void **state)
+{
+    (void)state;
+    size_t n;
+    size_t kept_n;
+    AUTO_FREE char *kept = NULL;
+    AUTO_FREE char *text = markdown(&n);
+    assert_int_equal(fs_read_file(AT_FDCWD, CLI_REFERENCE, 1 << 20, &kept, &kept_n, NULL), 0);
+    if (strcmp(text, kept) != 0)
+        fail_msg("docs/reference/cli.md is out of date: space help --markdown > docs/reference/cli.md");
+}
+
+static void every_command_has_help(void **state)
+{
+    (void)state;
+    for (const struct cli_command *c = cli_commands; c->name; c++) {
+        char *text = NULL;
+        size_t n;
+        FILE *to = open_memstream(&text, &n);
+        assert_non_null(to);
+        help_command(to, c);
+        assert_int_equal(fclose(to), 0);
+        assert_non_null(strstr(text, c->name));
+        for (const struct cli_option *o = c->options; o && o->name; o++)
+            assert_non_null(strstr(text, o->name));
+        free(text);
+    }
+}
+
+static void lines_fit_a_terminal(void **state)
+{
+    (void)state;
+    char *text = NULL;
+    size_t n;
+    FILE *to = open_memstream(&text, &n);
+    assert_non_null(to);
+    help_overview(to, cli_commands);
+    for (const struct cli_command *c = cli_commands; c->name; c++)
+        help_command(to, c);
+    assert_int_equal(fclose(to), 0);
+    for (const char *line = text; *line; line += strcspn(line, "\n"), line += *line == '\n')
+        assert_true(strcspn(line, "\n") <= 120);
+    free(text);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_reference_page_is_current),
+        cmocka_unit_test(every_command_has_help),
+        cmocka_unit_test(lines_fit_a_terminal),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
