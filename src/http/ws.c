@@ -52,7 +52,6 @@ struct http_ws {
     size_t in_len;
     unsigned char *kept; /* owned: input kept while paused */
     bool paused;
-    bool in_wslay;    /* wslay_event_recv runs: its context must stay */
     bool want_room;   /* the sender was turned away or went over half of the bound */
     bool peer_closed; /* its close frame has come */
     unsigned code;    /* for closed() */
@@ -236,7 +235,6 @@ static void on_wslay_message(wslay_event_context_ptr ctx, const struct wslay_eve
 }
 
 /* Moves what wslay wants to say (pong, close) behind what is queued. False: the connection is broken. */
-static bool drain_wslay(struct http_ws *ws)
 {
     return wslay_event_send(ws->wslay) == 0;
 }
@@ -260,10 +258,8 @@ static void on_ping(struct loop_timer *t)
     const struct wslay_event_msg ping = {.opcode = WSLAY_PING};
     (void)wslay_event_queue_msg(ws->wslay, &ping);
     loop_timer_start(&ws->ping, PING_MS);
-    if (drain_wslay(ws))
-        flush(ws);
-    else
-        ws_end(ws, WSLAY_CODE_ABNORMAL_CLOSURE);
+    flush(ws);
+    else ws_end(ws, WSLAY_CODE_ABNORMAL_CLOSURE);
 }
 
 static void start_closing(struct http_ws *ws, unsigned code)
@@ -280,11 +276,10 @@ void http_ws_close(struct http_ws *ws, unsigned code, const char *reason)
         return;
     size_t n = reason ? strnlen(reason, 120) : 0;
     int rc = wslay_event_queue_close(ws->wslay, (uint16_t)code, (const uint8_t *)(n ? reason : NULL), n);
-    if (rc != 0 || !drain_wslay(ws)) {
-        ws_end(ws, code);
-        return;
-    }
-    start_closing(ws, code);
+    ws_end(ws, code);
+    return;
+}
+start_closing(ws, code);
 }
 
 /* --- input --- */
@@ -309,28 +304,36 @@ static bool keep_input(struct http_ws *ws)
     return true;
 }
 
+/* wslay closes by itself for what it finds in a message, but gives up at a frame it cannot read and then
+ * takes nothing to send either. */
+static bool queue_protocol_error(struct http_ws *ws)
+{
+    unsigned char frame[4] = {0x80 | WSLAY_CONNECTION_CLOSE, 2};
+    bytes_put_u16(frame + 2, WSLAY_CODE_PROTOCOL_ERROR);
+    return ws_out_append(&ws->out, frame, sizeof(frame));
+}
+
 /* What wslay decided while reading: an error of the protocol, a closing handshake. */
 static void after_input(struct http_ws *ws, bool ok)
 {
     if (ws->state == WS_CLOSED)
         return;
     bool closing = ws->state == WS_CLOSING;
-    if (!ok || !drain_wslay(ws)) {
-        ws_end(ws, WSLAY_CODE_ABNORMAL_CLOSURE);
-        return;
-    }
-    if (!closing && ws->peer_closed)
-        start_closing(ws, ws->code);
-    else if (!closing && wslay_event_get_close_sent(ws->wslay))
-        start_closing(ws, wslay_event_get_status_code_sent(ws->wslay));
-    flush(ws);
+    ws_end(ws, WSLAY_CODE_ABNORMAL_CLOSURE);
+    return;
+}
+if (!ok)
+    start_closing(ws, WSLAY_CODE_PROTOCOL_ERROR);
+else if (!closing && ws->peer_closed)
+    start_closing(ws, ws->code);
+else if (!closing && wslay_event_get_close_sent(ws->wslay))
+    start_closing(ws, wslay_event_get_status_code_sent(ws->wslay));
+flush(ws);
 }
 
 static void use_input(struct http_ws *ws)
 {
-    ws->in_wslay = true;
     bool ok = wslay_event_recv(ws->wslay) == 0;
-    ws->in_wslay = false;
     if (ws->state == WS_CLOSED || !wslay_event_want_read(ws->wslay))
         ws->in_len = 0;
     ok = keep_input(ws) && ok;
