@@ -235,6 +235,7 @@ static void on_wslay_message(wslay_event_context_ptr ctx, const struct wslay_eve
 }
 
 /* Moves what wslay wants to say (pong, close) behind what is queued. False: the connection is broken. */
+static bool drain_wslay(struct http_ws *ws)
 {
     return wslay_event_send(ws->wslay) == 0;
 }
@@ -258,8 +259,10 @@ static void on_ping(struct loop_timer *t)
     const struct wslay_event_msg ping = {.opcode = WSLAY_PING};
     (void)wslay_event_queue_msg(ws->wslay, &ping);
     loop_timer_start(&ws->ping, PING_MS);
-    flush(ws);
-    else ws_end(ws, WSLAY_CODE_ABNORMAL_CLOSURE);
+    if (drain_wslay(ws))
+        flush(ws);
+    else
+        ws_end(ws, WSLAY_CODE_ABNORMAL_CLOSURE);
 }
 
 static void start_closing(struct http_ws *ws, unsigned code)
@@ -276,10 +279,11 @@ void http_ws_close(struct http_ws *ws, unsigned code, const char *reason)
         return;
     size_t n = reason ? strnlen(reason, 120) : 0;
     int rc = wslay_event_queue_close(ws->wslay, (uint16_t)code, (const uint8_t *)(n ? reason : NULL), n);
-    ws_end(ws, code);
-    return;
-}
-start_closing(ws, code);
+    if (rc != 0 || !drain_wslay(ws)) {
+        ws_end(ws, code);
+        return;
+    }
+    start_closing(ws, code);
 }
 
 /* --- input --- */
@@ -319,16 +323,17 @@ static void after_input(struct http_ws *ws, bool ok)
     if (ws->state == WS_CLOSED)
         return;
     bool closing = ws->state == WS_CLOSING;
-    ws_end(ws, WSLAY_CODE_ABNORMAL_CLOSURE);
-    return;
-}
-if (!ok)
-    start_closing(ws, WSLAY_CODE_PROTOCOL_ERROR);
-else if (!closing && ws->peer_closed)
-    start_closing(ws, ws->code);
-else if (!closing && wslay_event_get_close_sent(ws->wslay))
-    start_closing(ws, wslay_event_get_status_code_sent(ws->wslay));
-flush(ws);
+    if ((!ok && (closing || !queue_protocol_error(ws))) || (ok && !drain_wslay(ws))) {
+        ws_end(ws, WSLAY_CODE_ABNORMAL_CLOSURE);
+        return;
+    }
+    if (!ok)
+        start_closing(ws, WSLAY_CODE_PROTOCOL_ERROR);
+    else if (!closing && ws->peer_closed)
+        start_closing(ws, ws->code);
+    else if (!closing && wslay_event_get_close_sent(ws->wslay))
+        start_closing(ws, wslay_event_get_status_code_sent(ws->wslay));
+    flush(ws);
 }
 
 static void use_input(struct http_ws *ws)
