@@ -1,7 +1,4 @@
 /* The start of the daemon: what the store says meets what the host has. */
-#include <stdlib.h>
-#include <string.h>
-
 #include "base/log.h"
 #include "sandbox/private.h"
 
@@ -229,25 +226,14 @@ static void on_list(void *arg, const struct error *err, const char (*ids)[ID_SIZ
 {
     struct errand *e = arg;
     struct sandboxes *s = e->s;
+    errand_end(e);
     if (s) {
-        DL_DELETE(s->errands, e);
         if (err)
             s->start_error = *err;
         else
             leftovers(s, ids, n);
         adopt_answered(s);
     }
-    free(e);
-}
-
-static void ask_list(struct sandboxes *s)
-{
-    struct errand *e = calloc(1, sizeof(*e));
-    if (!e)
-        abort(); /* as in call_new */
-    e->s = s;
-    DL_APPEND(s->errands, e);
-    broker_sandbox_list(s->config.broker, on_list, e);
 }
 
 /* --- the start --- */
@@ -317,6 +303,6 @@ void sandboxes_start(struct sandboxes *s, void (*done)(void *arg, const struct e
     fail_orphans(s);
     DL_FOREACH(s->list, sb)
     adopt_one(s, sb);
-    ask_list(s);
+    broker_sandbox_list(s->config.broker, on_list, errand_new(s, NULL, NULL));
     loop_timer_start(&s->tick, s->config.tick_ms);
 }

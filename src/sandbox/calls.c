@@ -83,22 +83,23 @@ void calls_drop(struct sandboxes *s)
 
 /* --- errands --- */
 
-static void errand_done(void *arg, const struct error *err)
+/* Errands whose controller is gone. The broker may still answer them, or be destroyed without: then they stay
+ * here, reachable, until the process ends, which is what comes next. */
+static struct errand *orphans;
+
+void errand_end(struct errand *e)
 {
-    struct errand *e = arg;
-    if (e->s) {
+    if (e->s)
         DL_DELETE(e->s->errands, e);
-        struct call *c = call_new(e->s, e->sb, e->fn);
-        if (err)
-            c->err = *err;
-        if (e->sb)
-            sandbox_release(e->sb);
-    }
+    else
+        DL_DELETE(orphans, e);
+    if (e->sb)
+        sandbox_release(e->sb);
     free(e);
 }
 
-void errand_run(struct sandboxes *s, enum errand_kind kind, struct sandbox *sb, const char *id,
-                void (*fn)(struct sandboxes *s, struct call *c))
+struct errand *errand_new(struct sandboxes *s, struct sandbox *sb,
+                          void (*fn)(struct sandboxes *s, struct call *c))
 {
     struct errand *e = calloc(1, sizeof(*e));
     if (!e)
@@ -109,6 +110,24 @@ void errand_run(struct sandboxes *s, enum errand_kind kind, struct sandbox *sb, 
     if (sb)
         sandbox_hold(sb);
     DL_APPEND(s->errands, e);
+    return e;
+}
+
+static void errand_done(void *arg, const struct error *err)
+{
+    struct errand *e = arg;
+    if (e->s) {
+        struct call *c = call_new(e->s, e->sb, e->fn);
+        if (err)
+            c->err = *err;
+    }
+    errand_end(e);
+}
+
+void errand_run(struct sandboxes *s, enum errand_kind kind, struct sandbox *sb, const char *id,
+                void (*fn)(struct sandboxes *s, struct call *c))
+{
+    struct errand *e = errand_new(s, sb, fn);
     if (kind == ERRAND_REMOVE)
         broker_sandbox_remove(s->config.broker, id, errand_done, e);
     else
@@ -126,6 +145,7 @@ void errands_orphan(struct sandboxes *s)
             sandbox_release(e->sb);
         e->s = NULL;
         e->sb = NULL;
+        DL_APPEND(orphans, e);
     }
 }
 

@@ -205,6 +205,9 @@ bool call_stale(const struct call *c);
 void calls_drop(struct sandboxes *s);
 void sandbox_hold(struct sandbox *sb);
 void sandbox_release(struct sandbox *sb);
+struct errand *errand_new(struct sandboxes *s, struct sandbox *sb,
+                          void (*fn)(struct sandboxes *s, struct call *c));
+void errand_end(struct errand *e);
 enum errand_kind { ERRAND_REMOVE, ERRAND_KILL };
 /* fn gets c->err. sb may be NULL (id is used). */
 void errand_run(struct sandboxes *s, enum errand_kind kind, struct sandbox *sb, const char *id,

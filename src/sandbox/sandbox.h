@@ -62,6 +62,7 @@ struct sandboxes_config {
     unsigned retention_s;    /* deleted and failed sandboxes and finished operations are kept this long */
     int64_t (*now_ms)(void); /* NULL: clock_wall_ms; for tests of the policy */
     unsigned tick_ms;        /* how often policy and desired state are looked at; 0: 1,000 */
+    unsigned limit_divisor;  /* divides the time every step may take; 0: 1; for tests */
 };
 
 int sandboxes_create(const struct sandboxes_config *config, struct sandboxes **ret, struct error *err);

@@ -25,8 +25,9 @@ void flow_start(struct sandbox *sb)
 void step_set(struct sandbox *sb, enum step step, unsigned limit_ms)
 {
     enter(sb, step);
+    unsigned divisor = sb->all->config.limit_divisor;
     if (limit_ms > 0)
-        loop_timer_start(&sb->step_timer, limit_ms);
+        loop_timer_start(&sb->step_timer, divisor ? limit_ms / divisor : limit_ms);
     else
         loop_timer_stop(&sb->step_timer);
 }

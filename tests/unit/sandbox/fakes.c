@@ -1,0 +1,591 @@
+#include "fakes.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <uthash.h>
+#include <utlist.h>
+
+#include "base/str.h"
+
+#define LATE_MS 60
+
+struct machine {
+    struct fake_machine m;
+    UT_hash_handle hh;
+    struct vm *vm;       /* attached object */
+    struct guest *guest; /* attached object */
+};
+
+struct vm {
+    struct machine *machine; /* NULL: inert */
+    char id[ID_SIZE];
+    char socket[64];
+    struct vm_events events;
+    void *arg;
+};
+
+struct guest {
+    struct machine *machine;
+    char id[ID_SIZE];
+    struct guest_events events;
+    void *arg;
+    bool ready;
+};
+
+/* One answer on its way. */
+struct answer {
+    struct answer *prev, *next;
+    struct loop_timer timer;
+    const void *owner; /* vm, guest, golden lease owner: destroyed with it */
+    enum fake_call call;
+    char id[ID_SIZE];
+    void (*done)(void *arg, const struct error *err);
+    void (*booted)(void *arg, const struct error *err, struct vm *vm);
+    void (*listed)(void *arg, const struct error *err, const char (*ids)[ID_SIZE], size_t n);
+    void *arg;
+    struct vm_events events;
+    void *events_arg;
+    struct guest_identity identity;
+    struct error err;
+};
+
+static struct {
+    struct loop *loop;
+    struct machine *machines;
+    struct answer *answers;
+    enum fake_mode mode[FAKE_CALLS];
+    int code[FAKE_CALLS];
+    unsigned times[FAKE_CALLS]; /* 0: always */
+    unsigned count[FAKE_CALLS];
+    unsigned objects;
+} fake;
+
+/* --- the world --- */
+
+static struct machine *find(const char *id)
+{
+    struct machine *m = NULL;
+    HASH_FIND_STR(fake.machines, id, m);
+    return m;
+}
+
+static struct machine *add(const char *id)
+{
+    struct machine *m = find(id);
+    if (m)
+        return m;
+    m = calloc(1, sizeof(*m));
+    (void)str_copy(m->m.id, sizeof(m->m.id), id);
+    HASH_ADD_STR(fake.machines, m.id, m);
+    return m;
+}
+
+static void drop(struct machine *m)
+{
+    if (m->vm)
+        m->vm->machine = NULL;
+    if (m->guest)
+        m->guest->machine = NULL;
+    HASH_DEL(fake.machines, m);
+    free(m);
+}
+
+void fake_reset(struct loop *l)
+{
+    struct machine *m;
+    struct machine *next;
+    struct answer *a;
+    struct answer *after;
+    HASH_ITER(hh, fake.machines, m, next)
+    drop(m);
+    DL_FOREACH_SAFE(fake.answers, a, after)
+    {
+        loop_timer_stop(&a->timer);
+        free(a);
+    }
+    memset(&fake, 0, sizeof(fake));
+    fake.loop = l;
+}
+
+void fake_mode(enum fake_call call, enum fake_mode mode, int code)
+{
+    fake.mode[call] = mode;
+    fake.code[call] = code;
+    fake.times[call] = 0;
+}
+
+void fake_times(enum fake_call call, unsigned times)
+{
+    fake.times[call] = times;
+}
+
+unsigned fake_count(enum fake_call call)
+{
+    return fake.count[call];
+}
+
+struct fake_machine *fake_find(const char *id)
+{
+    struct machine *m = find(id);
+    return m ? &m->m : NULL;
+}
+
+struct fake_machine *fake_add(const char *id)
+{
+    return &add(id)->m;
+}
+
+unsigned fake_machines(void)
+{
+    return HASH_COUNT(fake.machines);
+}
+
+unsigned fake_objects(void)
+{
+    return fake.objects;
+}
+
+unsigned fake_asked(void)
+{
+    struct answer *a;
+    unsigned n;
+    DL_COUNT(fake.answers, a, n);
+    return n;
+}
+
+/* --- answers --- */
+
+static enum fake_mode next_mode(enum fake_call call, int *code)
+{
+    enum fake_mode mode = fake.mode[call];
+    fake.count[call]++;
+    *code = fake.code[call];
+    if (fake.times[call] > 0 && --fake.times[call] == 0)
+        fake.mode[call] = FAKE_OK;
+    return mode;
+}
+
+static void cancel(const void *owner)
+{
+    struct answer *a;
+    struct answer *next;
+    DL_FOREACH_SAFE(fake.answers, a, next)
+    {
+        if (a->owner != owner)
+            continue;
+        DL_DELETE(fake.answers, a);
+        loop_timer_stop(&a->timer);
+        free(a);
+    }
+}
+
+static void deliver(struct loop_timer *t);
+
+/* NULL: hangs, or the VM ended. */
+static struct answer *ask(const void *owner, enum fake_call call, const char *id)
+{
+    int code = 0;
+    enum fake_mode mode = next_mode(call, &code);
+    if (mode == FAKE_EXIT) {
+        fake_exit(id, "died of it");
+        return NULL;
+    }
+    if (mode == FAKE_HANG)
+        return NULL;
+    struct answer *a = calloc(1, sizeof(*a));
+    a->owner = owner;
+    a->call = call;
+    (void)str_copy(a->id, sizeof(a->id), id);
+    if (mode == FAKE_FAIL)
+        (void)error_set(&a->err, code, "scripted failure");
+    DL_APPEND(fake.answers, a);
+    loop_timer_init(fake.loop, &a->timer, deliver, a);
+    loop_timer_start(&a->timer, mode == FAKE_LATE ? LATE_MS : 0);
+    return a;
+}
+
+static void ask_done(const void *owner, enum fake_call call, const char *id,
+                     void (*done)(void *arg, const struct error *err), void *arg)
+{
+    struct answer *a = ask(owner, call, id);
+    if (!a)
+        return;
+    a->done = done;
+    a->arg = arg;
+}
+
+static void guest_look(struct machine *m)
+{
+    struct guest *g = m->guest;
+    if (!g || g->ready || !m->m.alive || !m->m.running)
+        return;
+    struct answer *a = ask(g, FAKE_READY, m->m.id);
+    (void)a;
+}
+
+static struct vm *vm_attach(const char *id, const struct vm_events *events, void *arg)
+{
+    struct vm *vm = calloc(1, sizeof(*vm));
+    vm->events = *events;
+    vm->arg = arg;
+    (void)str_copy(vm->id, sizeof(vm->id), id);
+    (void)snprintf(vm->socket, sizeof(vm->socket), "/fake/%s", id);
+    fake.objects++;
+    return vm;
+}
+
+static void attach(struct vm *vm)
+{
+    struct machine *m = add(vm->id);
+    vm->machine = m;
+    m->vm = vm;
+}
+
+static void deliver_list(const struct answer *a)
+{
+    char ids[64][ID_SIZE];
+    size_t n = 0;
+    struct machine *m;
+    for (m = fake.machines; m && n < 64; m = m->hh.next)
+        (void)str_copy(ids[n++], ID_SIZE, m->m.id);
+    a->listed(a->arg, a->err.code ? &a->err : NULL, (const char(*)[ID_SIZE])ids, n);
+}
+
+static void deliver_boot(const struct answer *a)
+{
+    if (a->err.code) {
+        a->booted(a->arg, &a->err, NULL);
+        return;
+    }
+    struct vm *vm = vm_attach(a->id, &a->events, a->events_arg);
+    attach(vm);
+    vm->machine->m.alive = true;
+    vm->machine->m.running = false;
+    a->booted(a->arg, NULL, vm);
+}
+
+static void deliver_ready(const struct answer *a)
+{
+    struct machine *m = find(a->id);
+    if (!m || !m->guest)
+        return;
+    if (a->err.code) {
+        m->guest->events.lost(m->guest, &a->err, true, m->guest->arg);
+        return;
+    }
+    m->guest->ready = true;
+    m->guest->events.ready(m->guest, m->guest->arg);
+}
+
+/* What a successful answer does to the world. */
+static void take_effect(const struct answer *a)
+{
+    struct machine *m = find(a->id);
+    if (a->err.code || !m)
+        return;
+    switch (a->call) {
+    case FAKE_LAUNCH:
+        m->m.alive = m->m.running = true;
+        break;
+    case FAKE_RESUME:
+        if (!m->m.running) {
+            m->m.running = true;
+            guest_look(m);
+        }
+        break;
+    case FAKE_PAUSE:
+        m->m.running = false;
+        break;
+    case FAKE_IDENTIFY:
+        m->m.identified++;
+        m->m.identity = a->identity;
+        break;
+    case FAKE_KILL:
+        if (m->m.alive)
+            fake_exit(a->id, "killed");
+        break;
+    case FAKE_REMOVE:
+        if (m->m.alive)
+            fake_exit(a->id, "removed");
+        drop(m);
+        break;
+    default:
+        break;
+    }
+}
+
+static void deliver(struct loop_timer *t)
+{
+    struct answer *a = t->arg;
+    DL_DELETE(fake.answers, a);
+    take_effect(a);
+    if (a->call == FAKE_LIST)
+        deliver_list(a);
+    else if (a->call == FAKE_BOOT)
+        deliver_boot(a);
+    else if (a->call == FAKE_READY)
+        deliver_ready(a);
+    else if (a->done)
+        a->done(a->arg, a->err.code ? &a->err : NULL);
+    if (a->call == FAKE_SHUTDOWN && !a->err.code)
+        fake_exit(a->id, "powered off");
+    free(a);
+}
+
+void fake_exit(const char *id, const char *why)
+{
+    struct machine *m = find(id);
+    if (!m || !m->m.alive)
+        return;
+    m->m.alive = m->m.running = false;
+    struct vm *vm = m->vm;
+    if (!vm)
+        return;
+    m->vm = NULL;
+    vm->machine = NULL;
+    cancel(vm);
+    vm->events.exited(vm->arg, why);
+}
+
+void fake_lose(const char *id, int code, bool final)
+{
+    struct machine *m = find(id);
+    struct error err = ERROR_INIT;
+    (void)error_set(&err, code, "link lost");
+    assert(m && m->guest);
+    m->guest->ready = false;
+    m->guest->events.lost(m->guest, &err, final, m->guest->arg);
+}
+
+void fake_relink(const char *id)
+{
+    struct machine *m = find(id);
+    if (m)
+        guest_look(m);
+}
+
+/* --- broker.h --- */
+
+void broker_sandbox_remove(struct broker *b, const char *id, broker_done done, void *arg)
+{
+    (void)b;
+    ask_done(NULL, FAKE_REMOVE, id, done, arg);
+}
+
+void broker_vmm_kill(struct broker *b, const char *id, broker_done done, void *arg)
+{
+    (void)b;
+    ask_done(NULL, FAKE_KILL, id, done, arg);
+}
+
+void broker_sandbox_list(struct broker *b,
+                         void (*done)(void *arg, const struct error *err, const char (*ids)[ID_SIZE],
+                                      size_t n),
+                         void *arg)
+{
+    (void)b;
+    struct answer *a = ask(NULL, FAKE_LIST, "");
+    if (!a)
+        return;
+    a->listed = done;
+    a->arg = arg;
+}
+
+/* --- golden.h --- */
+
+int golden_reserve(struct golden *g, const char *digest, const struct vm_shape *shape,
+                   struct golden_lease *ret, struct error *err)
+{
+    (void)g;
+    (void)digest;
+    (void)shape;
+    int code = 0;
+    if (next_mode(FAKE_RESERVE, &code) == FAKE_FAIL)
+        return error_set(err, code, "scripted failure");
+    memset(ret, 0, sizeof(*ret));
+    id_new("sb", ret->sandbox_id);
+    return 0;
+}
+
+void golden_start(struct golden *g, const struct golden_lease *lease, const char *digest,
+                  const struct vm_shape *shape, const struct vm_events *events, void *events_arg,
+                  void (*phase)(void *arg, const char *phase),
+                  void (*done)(void *arg, const struct error *err, struct vm *vm), void *arg)
+{
+    (void)g;
+    (void)digest;
+    (void)shape;
+    (void)add(lease->sandbox_id);
+    phase(arg, "spawning");
+    struct answer *a = ask(lease, FAKE_BOOT, lease->sandbox_id);
+    if (!a)
+        return;
+    a->booted = done;
+    a->arg = arg;
+    a->events = *events;
+    a->events_arg = events_arg;
+}
+
+void golden_release(struct golden *g, const struct golden_lease *lease)
+{
+    (void)g;
+    cancel(lease);
+    struct machine *m = find(lease->sandbox_id);
+    if (m)
+        drop(m);
+}
+
+bool golden_owns(const struct golden *g, const char *id)
+{
+    (void)g;
+    struct machine *m = find(id);
+    return m && m->m.owned;
+}
+
+/* --- vm.h --- */
+
+const struct vm_engine_info *vm_engine_info(const struct vm_engine *e)
+{
+    static const struct vm_engine_info info = {"fake", "none", "1", "for tests"};
+    (void)e;
+    return &info;
+}
+
+int vm_create(struct vm_engine *e, const struct vm_spec *spec, const struct vm_events *events, void *arg,
+              struct vm **ret, struct error *err)
+{
+    int code = 0;
+    (void)e;
+    if (next_mode(FAKE_CREATE_VM, &code) == FAKE_FAIL)
+        return error_set(err, code, "scripted failure");
+    *ret = vm_attach(spec->sandbox_id, events, arg);
+    return 0;
+}
+
+void vm_destroy(struct vm *vm)
+{
+    if (!vm)
+        return;
+    cancel(vm);
+    if (vm->machine)
+        vm->machine->vm = NULL;
+    free(vm);
+    fake.objects--;
+}
+
+void vm_launch(struct vm *vm, vm_done done, void *arg)
+{
+    attach(vm);
+    ask_done(vm, FAKE_LAUNCH, vm->id, done, arg);
+}
+
+void vm_adopt(struct vm *vm, vm_done done, void *arg)
+{
+    struct machine *m = find(vm->id);
+    struct answer *a = ask(vm, FAKE_ADOPT, vm->id);
+    if (!a)
+        return;
+    a->done = done;
+    a->arg = arg;
+    if (!m || !m->m.alive)
+        (void)error_set(&a->err, ERROR_NOT_FOUND, "no VMM of %s runs", vm->id);
+    else if (!a->err.code)
+        attach(vm);
+}
+
+void vm_resume(struct vm *vm, vm_done done, void *arg)
+{
+    ask_done(vm, FAKE_RESUME, vm->id, done, arg);
+}
+
+void vm_pause(struct vm *vm, vm_done done, void *arg)
+{
+    ask_done(vm, FAKE_PAUSE, vm->id, done, arg);
+}
+
+void vm_kill(struct vm *vm)
+{
+    int code = 0;
+    if (next_mode(FAKE_VM_KILL, &code) == FAKE_OK)
+        fake_exit(vm->id, "killed");
+}
+
+pid_t vm_pid(const struct vm *vm)
+{
+    return vm->machine ? 42 : 0;
+}
+
+bool vm_is_running(const struct vm *vm)
+{
+    return vm->machine && vm->machine->m.running;
+}
+
+const char *vm_agent_socket(const struct vm *vm)
+{
+    return vm->socket;
+}
+
+/* --- guest.h --- */
+
+int guest_create(struct loop *l, const struct guest_config *config, const struct guest_events *events,
+                 void *arg, struct guest **ret, struct error *err)
+{
+    int code = 0;
+    (void)l;
+    assert(str_starts(config->socket_path, "/fake/"));
+    if (next_mode(FAKE_LINK, &code) == FAKE_FAIL)
+        return error_set(err, code, "scripted failure");
+    struct guest *g = calloc(1, sizeof(*g));
+    g->events = *events;
+    g->arg = arg;
+    (void)str_copy(g->id, sizeof(g->id), config->sandbox_id);
+    g->machine = find(config->sandbox_id);
+    fake.objects++;
+    *ret = g;
+    if (g->machine) {
+        g->machine->guest = g;
+        guest_look(g->machine);
+    }
+    return 0;
+}
+
+void guest_destroy(struct guest *g)
+{
+    if (!g)
+        return;
+    cancel(g);
+    if (g->machine)
+        g->machine->guest = NULL;
+    free(g);
+    fake.objects--;
+}
+
+bool guest_is_ready(const struct guest *g)
+{
+    return g->ready;
+}
+
+void guest_hold(struct guest *g, bool held)
+{
+    if (g->machine)
+        g->machine->m.held = held;
+}
+
+void guest_identify(struct guest *g, const struct guest_identity *id, guest_done done, void *arg)
+{
+    assert(g->ready);
+    struct answer *a = ask(g, FAKE_IDENTIFY, g->id);
+    if (!a)
+        return;
+    a->done = done;
+    a->arg = arg;
+    a->identity = *id;
+}
+
+void guest_shutdown(struct guest *g, unsigned grace_ms, guest_done done, void *arg)
+{
+    (void)grace_ms;
+    ask_done(g, FAKE_SHUTDOWN, g->id, done, arg);
+}

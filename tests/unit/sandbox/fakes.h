@@ -1,0 +1,60 @@
+/* Scripted stand-ins for golden, vm, guest and broker: every call can succeed, fail, hang, or end the VM.
+ * The machines are a world of their own that outlives a controller, as VMMs outlive the daemon. */
+#pragma once
+
+#include "broker/broker.h"
+#include "golden/golden.h"
+#include "guest/guest.h"
+#include "vm/vm.h"
+
+enum fake_call {
+    FAKE_RESERVE,
+    FAKE_BOOT,
+    FAKE_CREATE_VM,
+    FAKE_LAUNCH,
+    FAKE_ADOPT,
+    FAKE_RESUME,
+    FAKE_PAUSE,
+    FAKE_VM_KILL,
+    FAKE_LINK,  /* guest_create */
+    FAKE_READY, /* the link's first answer: FAIL is a final loss */
+    FAKE_IDENTIFY,
+    FAKE_SHUTDOWN,
+    FAKE_REMOVE,
+    FAKE_KILL,
+    FAKE_LIST,
+    FAKE_CALLS
+};
+
+enum fake_mode {
+    FAKE_OK,
+    FAKE_FAIL, /* with the code */
+    FAKE_HANG, /* never answers */
+    FAKE_EXIT, /* the VM ends instead of an answer */
+    FAKE_LATE  /* succeeds after fake_late_ms */
+};
+
+struct fake_machine {
+    char id[ID_SIZE];
+    bool alive;   /* a VMM runs */
+    bool running; /* its vCPUs run */
+    bool warm;    /* of the golden pool */
+    bool owned;   /* golden_owns */
+    unsigned identified;
+    struct guest_identity identity; /* last confirmed */
+    bool held;
+};
+
+/* Everything works again; the machines go. l: where answers come from. */
+void fake_reset(struct loop *l);
+void fake_mode(enum fake_call call, enum fake_mode mode, int code);
+void fake_times(enum fake_call call, unsigned times); /* the mode applies so many times, then OK */
+unsigned fake_count(enum fake_call call);
+struct fake_machine *fake_find(const char *id); /* NULL: nothing of it is left */
+struct fake_machine *fake_add(const char *id);  /* something the broker has */
+unsigned fake_machines(void);
+void fake_exit(const char *id, const char *why);      /* the VMM dies */
+void fake_lose(const char *id, int code, bool final); /* the guest link */
+void fake_relink(const char *id);                     /* and its return */
+unsigned fake_objects(void);                          /* vm and guest objects alive */
+unsigned fake_asked(void);                            /* answers still to come */
