@@ -70,7 +70,8 @@ static void write_log(const struct vmm_watch *w)
         LOG(LOG_DEBUG, "vmm.log not written", "sandbox=%s reason=" LOG_Q, w->sandbox->rec.id, err.message);
         return;
     }
-    (void)fchownat(run, "vmm.log", 0, (gid_t)w->p->lease.uid_first, AT_SYMLINK_NOFOLLOW);
+    if (fchownat(run, "vmm.log", 0, (gid_t)w->p->lease.uid_first, AT_SYMLINK_NOFOLLOW) < 0)
+        LOG(LOG_DEBUG, "vmm.log stays unreadable for the daemon", "sandbox=%s", w->sandbox->rec.id);
 }
 
 static void on_words(struct loop_fd *f, uint32_t events)
