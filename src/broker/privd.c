@@ -45,7 +45,7 @@ static const struct {
 
 static int drop_capabilities(struct error *err)
 {
-    capng_clear(CAPNG_SELECT_ALL);
+    capng_clear(CAPNG_SELECT_BOTH);
     for (size_t i = 0; i < ARRAY_LEN(kept); i++)
         (void)capng_update(CAPNG_ADD, CAPNG_EFFECTIVE | CAPNG_PERMITTED | CAPNG_BOUNDING_SET,
                            (unsigned)kept[i].capability);

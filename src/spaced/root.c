@@ -174,7 +174,7 @@ static int drop_privileges(uid_t uid, struct error *err)
 {
     struct rlimit core = {0, 0};
     (void)setrlimit(RLIMIT_CORE, &core); /* keys and tokens stay out of core files */
-    capng_clear(CAPNG_SELECT_ALL);
+    capng_clear(CAPNG_SELECT_BOTH);
     if (capng_apply(CAPNG_SELECT_BOUNDS) < 0)
         LOG(LOG_DEBUG, "the capability bounding set could not be cleared", "errno=%d", errno);
     if (setgroups(0, NULL) < 0 || setresgid(uid, uid, uid) < 0 || setresuid(uid, uid, uid) < 0)
