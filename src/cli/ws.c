@@ -402,7 +402,8 @@ bool ws_read(struct ws *w)
     w->retry = false;
     if (wslay_event_recv(w->frames) != 0 || w->over)
         return false;
-    return !wslay_event_get_close_received(w->frames);
+    /* After a frame that breaks the protocol reading is switched off, and a close frame queued. */
+    return wslay_event_get_read_enabled(w->frames) && !wslay_event_get_close_received(w->frames);
 }
 
 void ws_hold(struct ws *w, bool hold)

@@ -53,7 +53,8 @@ bool ws_ping(struct ws *w, uint64_t number);
 /* Starts a clean close (status 1000). */
 void ws_close(struct ws *w);
 
-/* Writes what is queued as far as the socket takes it; false when the connection is broken. */
+/* Writes what is queued as far as the socket takes it; false when it cannot be written any more (then nothing
+ * is wanted to be written either; what has arrived can still be read). */
 bool ws_write(struct ws *w);
 
 /* Whether something is queued. */

@@ -1,0 +1,540 @@
+#!/usr/bin/env python3
+"""The client as a program, against a stand-in for the server."""
+import fcntl
+import io
+import json
+import os
+import pty
+import signal
+import struct
+import subprocess
+import sys
+import tarfile
+import tempfile
+import termios
+import threading
+import time
+import unittest
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from fake_server import Server
+
+SPACE = sys.argv.pop(1)
+STARTED = ("json", {"type": "started", "pid": 7})
+
+
+def result(reason="exit", **more):
+    base = {"type": "result", "reason": reason, "exit_code": None, "signal": None, "message": None}
+    base.update(more)
+    return ("json", base)
+
+
+def problem(status, slug, title="T", **more):
+    return dict({"type": "urn:space:error:" + slug, "title": title, "status": status, "detail": "d"}, **more)
+
+
+class Case(unittest.TestCase):
+    def setUp(self):
+        self.server = Server()
+        self.env = {"PATH": os.environ["PATH"], "SPACE_URL": self.server.url, "SPACE_API_KEY": "sk_test",
+                    "TERM": "xterm"}
+        for name in ("ASAN_OPTIONS", "UBSAN_OPTIONS", "LSAN_OPTIONS"):
+            if name in os.environ:
+                self.env[name] = os.environ[name]
+
+    def tearDown(self):
+        self.server.close()
+
+    def space(self, *args, stdin=subprocess.DEVNULL, **kw):
+        data = kw.pop("input", None)
+        if data is not None:
+            stdin = None
+        return subprocess.run([SPACE, *args], env=self.env, stdin=stdin, input=data, capture_output=True, timeout=20,
+                              **kw)
+
+    def start(self, *args, **kw):
+        return subprocess.Popen([SPACE, *args], env=self.env, stdin=kw.pop("stdin", subprocess.DEVNULL),
+                                stdout=kw.pop("stdout", subprocess.PIPE), stderr=subprocess.PIPE, **kw)
+
+    def paths(self, method):
+        return [r[1] for r in self.server.requests if r[0] == method]
+
+
+class Statuses(Case):
+    def test_statuses_by_problem(self):
+        for status, slug, code in ((404, "not_found", 3), (409, "conflict", 4), (400, "invalid_request", 1),
+                                   (503, "unavailable", 1), (410, "sandbox_gone", 1)):
+            self.server.answers[("GET", "/v1/sandboxes/sb_x")] = (
+                status, problem(status, slug, field="a.b", operation_id="op_9"), {})
+            r = self.space("get", "sb_x")
+            self.assertEqual(r.returncode, code, slug)
+            self.assertEqual(r.stderr, b"space: T: d (field a.b) (operation op_9)\n")
+            self.assertEqual(r.stdout, b"")
+
+    def test_usage(self):
+        for words in (["nope"], ["get"], ["run"], ["exec", "sb_1"], ["cp", "a", "b"], ["cp", "x:y", "b"],
+                      ["kill", "-s", "SIGFOO", "sb_1", "pr_1"], ["template", "build", "x"], ["attach", "se_1"],
+                      ["create", "-m", "novalue"], ["run", "--tty", "true"]):
+            self.assertEqual(self.space(*words).returncode, 2, words)
+        self.assertEqual(self.server.requests, [])
+
+    def test_unreachable(self):
+        self.server.close()
+        self.env["SPACE_URL"] = "http://127.0.0.1:1"
+        r = self.space("ls")
+        self.assertEqual(r.returncode, 5)
+        self.assertIn(b"127.0.0.1:1", r.stderr)
+        self.assertEqual(self.space("run", "true").returncode, 5)
+
+    def test_key_and_idempotency(self):
+        self.space("create")
+        post = self.server.requests[0]
+        self.assertEqual(post[2]["authorization"], "Bearer sk_test")
+        self.assertEqual(len(post[2]["idempotency-key"]), 32)
+        self.assertEqual(json.loads(post[3]), {"template": "seed:latest"})
+
+    def test_key_file(self):
+        del self.env["SPACE_API_KEY"]
+        with tempfile.NamedTemporaryFile() as f:
+            f.write(b"sk_file\n")
+            f.flush()
+            self.env["SPACE_KEY_FILE"] = f.name
+            self.assertEqual(self.space("ls").returncode, 0)
+        self.assertEqual(self.server.requests[0][2]["authorization"], "Bearer sk_file")
+        self.env["SPACE_KEY_FILE"] = "/nonexistent"
+        self.assertEqual(self.space("ls").returncode, 3)
+
+    def test_post_is_repeated_once_with_its_key(self):
+        answers = [(None, None, {}), (202, {"sandbox": {"id": "sb_1"}, "operation": {"id": "op_1"}}, {})]
+        self.server.answers[("POST", "/v1/sandboxes")] = lambda q, b: answers.pop(0)
+        self.assertEqual(self.space("create").returncode, 0)
+        keys = [r[2]["idempotency-key"] for r in self.server.requests if r[0] == "POST"]
+        self.assertEqual(len(keys), 2)
+        self.assertEqual(keys[0], keys[1])
+
+    def test_failed_operation(self):
+        self.server.operation.update(status="failed", error=problem(429, "capacity", "No capacity"))
+        r = self.space("create")
+        self.assertEqual(r.returncode, 1)
+        self.assertIn(b"create failed: No capacity: d", r.stderr)
+        self.assertEqual(self.space("op", "wait", "op_1").returncode, 1)
+        r = self.space("run", "true")
+        self.assertEqual(r.returncode, 1)
+        self.assertIn("/v1/sandboxes/sb_1", self.paths("DELETE"))
+
+    def test_full_output_is_a_failure(self):
+        with open("/dev/full", "wb") as full:
+            self.assertEqual(subprocess.run([SPACE, "help"], stdout=full, stderr=subprocess.DEVNULL,
+                                            env=self.env).returncode, 1)
+
+
+class Lists(Case):
+    def test_pages_and_escapes(self):
+        pages = {None: {"items": [{"id": "sb_a", "name": "\x1b]0;x\x07", "state": "running"}], "next_cursor": "c 1"},
+                 "c 1": {"items": [{"id": "sb_b", "name": "b", "state": "paused"}], "next_cursor": None}}
+        self.server.answers[("GET", "/v1/sandboxes")] = lambda q, b: (200, pages[q.get("cursor")], {})
+        r = self.space("ls", "--state", "a b", "-m", "k=v&w")
+        self.assertEqual(r.returncode, 0)
+        self.assertNotIn(b"\x1b", r.stdout)
+        self.assertEqual([line.split()[0] for line in r.stdout.splitlines()], [b"ID", b"sb_a", b"sb_b"])
+        self.assertIn("metadata.k=v%26w", self.server.requests[0][1])
+        self.assertIn("state=a%20b", self.server.requests[0][1])
+        r = self.space("ls", "-o", "json")
+        self.assertEqual([i["id"] for i in json.loads(r.stdout)["items"]], ["sb_a", "sb_b"])
+
+    def test_names_are_looked_up(self):
+        self.assertEqual(self.space("get", "one").returncode, 0)
+        self.assertEqual(self.space("get", "two").returncode, 3)
+        two = {"items": [{"id": "sb_1", "name": "one"}, {"id": "sb_2", "name": "one"}], "next_cursor": None}
+        self.server.answers[("GET", "/v1/sandboxes")] = (200, two, {})
+        self.assertEqual(self.space("get", "one").returncode, 4)
+
+    def test_events_resume(self):
+        def events(query, body):
+            if "since" not in query:
+                return 200, b"id: 1\nevent: e\ndata: {\"time\":\"t\",\"sandbox_id\":\"sb_1\"}\n\n", {}
+            return 200, b"id: 2\nevent: e\ndata: {\"n\":2}\n\n", {}
+        self.server.answers[("GET", "/v1/events")] = events
+        r = self.space("events", "-n", "2", "-o", "json")
+        self.assertEqual(r.returncode, 0, r.stderr)
+        self.assertEqual([json.loads(line)["id"] for line in r.stdout.splitlines()], ["1", "2"])
+        self.assertIn("/v1/events?since=1", self.paths("GET"))
+
+
+class Run(Case):
+    def test_streams_and_status(self):
+        everything = bytes(range(256)) * 300
+        self.server.scripts = [[STARTED, ("out", 0, everything), ("err", 0, b"\x00\xff\r\n"),
+                                ("out", len(everything), b"end"), result(exit_code=3), ("close", 1000)]]
+        r = self.space("run", "-t", "tiny", "-e", "A=b", "--", "cmd", "-x")
+        self.assertEqual(r.returncode, 3)
+        self.assertEqual(r.stdout, everything + b"end")
+        self.assertEqual(r.stderr, b"\x00\xff\r\n")
+        self.assertEqual(self.paths("DELETE"), ["/v1/sandboxes/sb_1"])
+        self.assertEqual(self.server.attaches[0]["authorization"], "Bearer tok1")
+        body = json.loads([r for r in self.server.requests if r[1].endswith("/sessions")][0][3])
+        self.assertEqual(body, {"argv": ["cmd", "-x"], "stdin": True})
+        create = json.loads(self.server.requests[0][3])
+        self.assertEqual(create, {"template": "tiny", "env": {"A": "b"}})
+
+    def test_other_ends(self):
+        for end, code in ((result("signal", signal="SIGKILL"), 137), (result("timeout"), 124),
+                          (result("start_failed", message="no such file: nope"), 127),
+                          (result("sandbox_gone"), 125), (result("oom_killed"), 137)):
+            self.server.scripts = [[STARTED, end, ("close", 1000)]]
+            r = self.space("run", "--no-stdin", "--keep", "x")
+            self.assertEqual(r.returncode, code)
+            if code == 127:
+                self.assertIn(b"start_failed: no such file: nope", r.stderr)
+        self.assertEqual(self.paths("DELETE"), [])
+
+    def test_fragments_and_pings(self):
+        whole = b"\x01" + struct.pack(">Q", 0) + b"abcdef"
+        self.server.scripts = [[STARTED, ("fragments", [whole[:1], whole[1:5], whole[5:11], whole[11:]]),
+                                result(exit_code=0), ("close", 1000)]]
+        r = self.space("exec", "sb_1", "x")
+        self.assertEqual((r.returncode, r.stdout), (0, b"abcdef"))
+
+    def test_large_messages_in_little_memory(self):
+        block = os.urandom(1 << 20) * 16
+        script = [STARTED]
+        for i in range(16):
+            script.append(("out", i * len(block), block))
+        self.server.scripts = [script + [result(exit_code=0), ("close", 1000)]]
+        p = self.start("exec", "sb_1", "x")
+        total = 0
+        peak = 0
+        while True:
+            data = p.stdout.read(1 << 20)
+            if not data:
+                break
+            total += len(data)
+            with open(f"/proc/{p.pid}/status") as f:
+                for line in f:
+                    if line.startswith("VmHWM"):
+                        peak = max(peak, int(line.split()[1]))
+        self.assertEqual(p.wait(), 0, p.stderr.read())
+        self.assertEqual(total, 16 * len(block))
+        if not os.environ.get("ASAN_OPTIONS"):
+            self.assertLess(peak, 40000)
+        p.stdout.close()
+        p.stderr.close()
+
+    def test_stdin_is_forwarded_and_closed(self):
+        data = os.urandom(300000)
+        self.server.scripts = [[STARTED, ("until", lambda m: isinstance(m, str) and "stdin_close" in m),
+                                result(exit_code=0), ("close", 1000)]]
+        r = self.space("exec", "sb_1", "x", input=data)
+        self.assertEqual(r.returncode, 0, r.stderr)
+        sent = b"".join(m[1:] for m in self.server.received if isinstance(m, bytes) and m[:1] == b"\0")
+        self.assertEqual(sent, data)
+
+    def test_dropped_bytes_are_told(self):
+        self.server.scripts = [[STARTED, ("json", {"type": "gap", "stream": "stdout", "from": 0, "to": 10}),
+                                ("out", 10, b"x"), ("out", 20, b"y"), result(exit_code=0), ("close", 1000)]]
+        r = self.space("exec", "sb_1", "x")
+        self.assertEqual((r.returncode, r.stdout), (0, b"xy"))
+        self.assertIn(b"10 bytes of stdout were dropped", r.stderr)
+        self.assertIn(b"9 bytes of stdout were dropped", r.stderr)
+
+    def test_result_file(self):
+        with tempfile.TemporaryDirectory() as d:
+            self.server.scripts = [[STARTED, result(exit_code=0), ("close", 1000)]]
+            path = os.path.join(d, "result.json")
+            self.assertEqual(self.space("exec", "--result-file", path, "sb_1", "x").returncode, 0)
+            self.assertEqual(os.stat(path).st_mode & 0o777, 0o600)
+            with open(path) as f:
+                self.assertEqual(json.load(f)["reason"], "exit")
+
+    def test_reader_of_stdout_leaves(self):
+        self.server.scripts = [[STARTED, ("out", 0, b"x" * 1000000),
+                                ("until", lambda m: isinstance(m, str) and "SIGPIPE" in m),
+                                result("signal", signal="SIGPIPE"), ("close", 1000)]]
+        p = self.start("run", "x")
+        p.stdout.close()
+        self.assertEqual(p.wait(20), 141)
+        p.stderr.close()
+        self.assertEqual(self.paths("DELETE"), ["/v1/sandboxes/sb_1"])
+
+
+class Breaks(Case):
+    def test_taken_up_at_the_offset(self):
+        self.server.scripts = [
+            [STARTED, ("out", 0, b"abc"), ("err", 0, b"E"), ("drop",)],
+            [("drop",)],
+            [STARTED, ("out", 1, b"bcdef"), ("close", 1011)],
+            [STARTED, ("out", 6, b"g"), result(exit_code=0), ("close", 1000)],
+        ]
+        r = self.space("exec", "--no-stdin", "sb_1", "x")
+        self.assertEqual((r.returncode, r.stdout, r.stderr), (0, b"abcdefg", b"E"))
+        self.assertEqual([a["stdout_offset"] for a in self.server.attaches], ["0", "3", "3", "6"])
+        self.assertEqual(self.server.attaches[3]["stderr_offset"], "1")
+
+    def test_a_clean_close_without_result_is_not_success(self):
+        self.server.scripts = [[STARTED, ("close", 1000)],
+                               [("refuse", 410, problem(410, "sandbox_gone", "Sandbox gone"))]]
+        r = self.space("run", "--no-stdin", "x")
+        self.assertEqual(r.returncode, 125)
+        self.assertIn(b"Sandbox gone", r.stderr)
+        self.assertEqual(self.paths("DELETE"), ["/v1/sandboxes/sb_1"])
+
+    def test_expired_token_is_renewed(self):
+        self.server.scripts = [[STARTED, ("out", 0, b"a"), ("drop",)],
+                               [("refuse", 401, problem(401, "token_expired"))],
+                               [STARTED, ("out", 1, b"b"), result(exit_code=0), ("close", 1000)]]
+        r = self.space("exec", "--no-stdin", "sb_1", "x")
+        self.assertEqual((r.returncode, r.stdout), (0, b"ab"), r.stderr)
+        self.assertIn("/v1/sandboxes/sb_1/processes/pr_1/sessions", self.paths("POST"))
+
+    def test_refused_at_first(self):
+        self.server.scripts = [[("refuse", 404, problem(404, "not_found"))]]
+        self.env["SPACE_ATTACH_TOKEN"] = "t"
+        self.assertEqual(self.space("attach", "se_x").returncode, 3)
+        self.assertEqual(self.server.attaches[0]["authorization"], "Bearer t")
+
+    def test_a_wrong_handshake_is_refused(self):
+        self.server.scripts = [[("bad-accept",), STARTED, result(exit_code=0)]]
+        self.assertEqual(self.space("exec", "--no-stdin", "sb_1", "x").returncode, 1)
+
+    def test_a_frame_that_breaks_the_protocol(self):
+        self.server.scripts = [[STARTED, ("raw", b"\xf3\x05hello")],
+                               [STARTED, result(exit_code=0), ("close", 1000)]]
+        self.assertEqual(self.space("exec", "--no-stdin", "sb_1", "x").returncode, 0)
+
+    def test_lost_input_is_not_passed_over(self):
+        hold = threading.Event()
+        self.server.scripts = [[STARTED, ("until", lambda m: hold.wait(0) or isinstance(m, bytes)), ("drop",)]]
+        r = self.space("exec", "sb_1", "x", input=b"z" * 2000000)
+        self.assertEqual(r.returncode, 125)
+        self.assertIn(b"input was being sent", r.stderr)
+
+
+class Signals(Case):
+    def test_forwarded(self):
+        self.server.scripts = [[STARTED, ("out", 0, b"up\n"), ("until", lambda m: isinstance(m, str) and "SIGTERM" in m),
+                                result("signal", signal="SIGTERM"), ("close", 1000)]]
+        p = self.start("run", "--no-stdin", "x")
+        self.assertEqual(p.stdout.readline(), b"up\n")
+        p.send_signal(signal.SIGTERM)
+        self.assertEqual(p.wait(20), 143)
+        self.assertEqual(self.paths("DELETE"), ["/v1/sandboxes/sb_1"])
+        p.stdout.close()
+        p.stderr.close()
+
+    def test_third_interrupt_leaves_and_deletes(self):
+        self.server.scripts = [[STARTED, ("out", 0, b"up\n"), ("until", lambda m: False)]]
+        p = self.start("run", "--no-stdin", "x")
+        self.assertEqual(p.stdout.readline(), b"up\n")
+        for i in range(3):
+            p.send_signal(signal.SIGINT)
+            if i < 2:
+                want = i + 1
+                self.assertTrue(self.server.wait(
+                    lambda: sum("SIGINT" in m for m in self.server.received if isinstance(m, str)) >= want))
+        self.assertEqual(p.wait(20), 130)
+        self.assertEqual(self.paths("DELETE"), ["/v1/sandboxes/sb_1"])
+        p.stdout.close()
+        p.stderr.close()
+
+    def test_interrupted_while_creating(self):
+        gate = threading.Event()
+        def slow(query, body):
+            gate.wait(15)
+            return 200, self.server.operation, {}
+        self.server.answers[("GET", "/v1/operations/op_1")] = slow
+        p = self.start("run", "--no-stdin", "x")
+        self.assertTrue(self.server.wait(lambda: any("/v1/operations/" in r[1] for r in self.server.requests)))
+        p.send_signal(signal.SIGINT)
+        self.assertEqual(p.wait(10), 130)
+        gate.set()
+        self.assertEqual(self.paths("DELETE"), ["/v1/sandboxes/sb_1"])
+        p.stdout.close()
+        p.stderr.close()
+
+
+class Terminal(Case):
+    def open(self, *args):
+        self.master, self.slave = pty.openpty()
+        fcntl.ioctl(self.slave, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 101, 0, 0))
+        self.before = termios.tcgetattr(self.slave)
+        def take_terminal():
+            os.setsid()
+            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+        p = subprocess.Popen([SPACE, *args], env=self.env, stdin=self.slave, stdout=self.slave,
+                             stderr=subprocess.PIPE, preexec_fn=take_terminal)
+        self.addCleanup(p.stderr.close)
+        self.addCleanup(os.close, self.master)
+        self.addCleanup(os.close, self.slave)
+        return p
+
+    def until_raw(self):
+        deadline = time.monotonic() + 10
+        while termios.tcgetattr(self.slave)[3] & termios.ICANON:
+            self.assertLess(time.monotonic(), deadline)
+            time.sleep(0.01)
+
+    def check_restored(self):
+        self.assertEqual(termios.tcgetattr(self.slave), self.before)
+
+    def script(self, *steps):
+        self.server.scripts = [[STARTED, *steps]]
+
+    def wait_message(self, condition):
+        self.assertTrue(self.server.wait(lambda: any(condition(m) for m in self.server.received)))
+
+    def test_size_keys_and_restore(self):
+        self.script(("until", lambda m: isinstance(m, bytes) and b"q" in m), result(exit_code=9), ("close", 1000))
+        p = self.open("exec", "-it", "sb_1", "--", "sh")
+        self.until_raw()
+        self.wait_message(lambda m: isinstance(m, str) and '"rows":33' in m)
+        fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 90, 0, 0))
+        self.wait_message(lambda m: isinstance(m, str) and '"rows":40' in m)
+        os.write(self.master, b"\x03")
+        self.wait_message(lambda m: m == b"\0\x03")
+        os.write(self.master, b"\x10x")  # ctrl-p that was not for detaching
+        self.wait_message(lambda m: isinstance(m, bytes) and m.endswith(b"\x10x"))
+        os.write(self.master, b"q")
+        self.assertEqual(p.wait(20), 9)
+        self.check_restored()
+        body = json.loads([r for r in self.server.requests if r[1].endswith("/sessions")][0][3])
+        self.assertEqual(body["pty"], {"rows": 33, "cols": 101, "term": "xterm"})
+
+    def test_detach(self):
+        self.script(("until", lambda m: False))
+        p = self.open("exec", "-it", "sb_1", "--", "sh")
+        self.until_raw()
+        self.wait_message(lambda m: isinstance(m, str) and "resize" in m)
+        os.write(self.master, b"\x10\x11")
+        self.assertEqual(p.wait(20), 0)
+        self.assertIn(b"runs on as pr_1", p.stderr.read())
+        self.check_restored()
+
+    def test_restored_after_signals(self):
+        for number, code in ((signal.SIGHUP, 129), (signal.SIGSEGV, -11), (signal.SIGABRT, -6)):
+            self.script(("until", lambda m: False))
+            p = self.open("exec", "-it", "sb_1", "--", "sh")
+            self.until_raw()
+            self.wait_message(lambda m: isinstance(m, str) and "resize" in m)
+            p.send_signal(number)
+            self.assertEqual(p.wait(20), code)
+            self.check_restored()
+            self.server.received.clear()
+
+    def test_restored_after_refusal(self):
+        self.server.scripts = [[("refuse", 410, problem(410, "sandbox_gone"))]]
+        p = self.open("exec", "-it", "sb_1", "--", "sh")
+        self.assertEqual(p.wait(20), 1)
+        self.check_restored()
+
+
+class Files(Case):
+    def test_upload(self):
+        self.server.answers[("PUT", "/v1/sandboxes/sb_1/files")] = (201, {}, {})
+        data = os.urandom(200000)
+        with tempfile.TemporaryDirectory() as d:
+            path = os.path.join(d, "a b")
+            with open(path, "wb") as f:
+                f.write(data)
+            os.chmod(path, 0o751)
+            self.assertEqual(self.space("cp", "--parents", path, "sb_1:/dir/").returncode, 0)
+        method, target, headers, body = self.server.requests[-1]
+        self.assertEqual(target, "/v1/sandboxes/sb_1/files?path=%2Fdir%2Fa%20b&mode=0751&parents=1")
+        self.assertEqual(body, data)
+        self.assertEqual(headers["content-length"], "200000")
+        self.assertEqual(self.space("cp", "-", "sb_1:/x", input=b"piped").returncode, 0)
+        self.assertEqual(self.server.requests[-1][3], b"piped")
+        self.assertEqual(self.server.requests[-1][2]["transfer-encoding"], "chunked")
+
+    def test_download(self):
+        data = os.urandom(200000)
+        self.server.answers[("GET", "/v1/sandboxes/sb_1/files")] = (200, data, {})
+        with tempfile.TemporaryDirectory() as d:
+            self.assertEqual(self.space("cp", "sb_1:/etc/motd", d).returncode, 0)
+            with open(os.path.join(d, "motd"), "rb") as f:
+                self.assertEqual(f.read(), data)
+            self.assertEqual(self.space("cp", "sb_1:/etc/motd", "-").stdout, data)
+            self.server.answers[("GET", "/v1/sandboxes/sb_1/files")] = (404, problem(404, "no_such_file"), {})
+            r = self.space("cp", "sb_1:/nope", os.path.join(d, "nope"))
+            self.assertEqual(r.returncode, 3)
+            self.assertEqual(os.listdir(d), ["motd"])  # nothing half-made is left
+
+    def test_logs(self):
+        whole = os.urandom(2500)
+        def output(query, body):
+            at = max(int(query["offset"]), 100)
+            part = whole[at:at + 1000] if query["stream"] == "stdout" else b""
+            end = len(whole) if query["stream"] == "stdout" else 0
+            return 200, part, {"X-Space-Offset": at if end else 0, "X-Space-End": end}
+        self.server.answers[("GET", "/v1/sandboxes/sb_1/processes/pr_1/output")] = output
+        self.server.answers[("GET", "/v1/sandboxes/sb_1/processes/pr_1")] = (200, {"id": "pr_1", "state": "exited"}, {})
+        r = self.space("logs", "pr_1")
+        self.assertEqual((r.returncode, r.stdout), (0, whole[100:]))
+        self.assertIn(b"100 bytes were dropped", r.stderr)
+
+    def test_logs_do_not_start_a_command(self):
+        self.server.answers[("GET", "/v1/sandboxes/sb_1/processes/pr_1")] = (200, {"id": "pr_1", "state": "created"}, {})
+        self.assertEqual(self.space("logs", "-f", "sb_1", "pr_1").returncode, 4)
+        self.assertEqual(self.server.attaches, [])
+
+
+class Templates(Case):
+    def setUp(self):
+        super().setUp()
+        self.server.answers[("PUT", "/v1/template-uploads")] = (201, {"upload": "up_1"}, {})
+        self.server.answers[("POST", "/v1/templates/t/releases")] = (202, {"operation": {"id": "op_1"}}, {})
+        self.server.operation.update(kind="template build", sandbox_id="", result={"digest": "sha256:aa"})
+
+    def build(self):
+        return json.loads([r for r in self.server.requests if r[0] == "POST"][0][3])
+
+    def test_debian(self):
+        r = self.space("template", "build", "t:v1", "bookworm", "--debian", "--packages", "a,b", "--packages", "c",
+                       "--disk-mib", "900", "--seed-user")
+        self.assertEqual(r.returncode, 0, r.stderr)
+        self.assertEqual(self.build(), {"kind": "debian", "tag": "v1", "suite": "bookworm", "disk_mib": 900,
+                                        "packages": ["a", "b", "c"], "seed_user": True})
+        self.assertIn(b"sha256:aa", r.stdout)
+
+    def test_directory(self):
+        with tempfile.TemporaryDirectory() as d:
+            with open(os.path.join(d, "f"), "w") as f:
+                f.write("text")
+            self.assertEqual(self.space("template", "build", "t", "--dir", d).returncode, 0)
+        upload = [r for r in self.server.requests if r[0] == "PUT"][0]
+        self.assertEqual(upload[2]["transfer-encoding"], "chunked")
+        with tarfile.open(fileobj=io.BytesIO(upload[3])) as t:
+            self.assertEqual(sorted(t.getnames()), [".", "./f"])
+            self.assertEqual(t.getmember("./f").uid, 0)
+        self.assertEqual(self.build(), {"kind": "tar", "upload": "up_1"})
+
+    def test_failure_shows_the_log(self):
+        self.server.operation.update(status="failed", error=problem(500, "internal", "Internal error"), result=None)
+        self.server.answers[("GET", "/v1/templates/t")] = (200, {"releases": [{"id": "tp_9"}]}, {})
+        log = b"old line\n" * 2000 + b"E: no such package\n"
+        self.server.answers[("GET", "/v1/templates/t/releases/tp_9/log")] = (200, log, {})
+        r = self.space("template", "build", "t", "--debian")
+        self.assertEqual(r.returncode, 1)
+        self.assertIn(b"E: no such package\n", r.stderr)
+        self.assertLess(len(r.stderr), 5000)
+        self.assertEqual(self.space("template", "log", "t", "tp_9").stdout, log)
+
+
+class Doctor(Case):
+    def test_json_and_status(self):
+        r = self.space("doctor", "-o", "json", "--port", "0")
+        self.assertEqual(r.returncode, 1)  # the stand-in has no kernel
+        report = json.loads(r.stdout)
+        self.assertFalse(report["can_run"])
+        self.assertEqual(set(c["status"] for c in report["checks"]) - {"ok", "degraded", "missing"}, set())
+
+    def test_server(self):
+        self.server.answers[("GET", "/v1/doctor")] = (
+            200, {"can_run": True, "engine": "qemu", "acceleration": "tcg", "reason": "r",
+                  "checks": [{"name": "n", "status": "ok", "detail": "d", "advice": ""}]}, {})
+        r = self.space("doctor", "--server")
+        self.assertEqual(r.returncode, 0)
+        self.assertIn(b"qemu with tcg (r)", r.stdout)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
