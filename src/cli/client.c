@@ -88,7 +88,11 @@ void client_interruptible(struct client *c, const volatile int *flag)
 static void common_options(CURL *h)
 {
     (void)curl_easy_setopt(h, CURLOPT_NOSIGNAL, 1L);
+#if LIBCURL_VERSION_NUM >= 0x075500
     (void)curl_easy_setopt(h, CURLOPT_PROTOCOLS_STR, "http,https");
+#else
+    (void)curl_easy_setopt(h, CURLOPT_PROTOCOLS, CURLPROTO_HTTP | CURLPROTO_HTTPS);
+#endif
     (void)curl_easy_setopt(h, CURLOPT_CONNECTTIMEOUT, CONNECT_TIMEOUT_S);
     (void)curl_easy_setopt(h, CURLOPT_TCP_KEEPALIVE, 1L);
     (void)curl_easy_setopt(h, CURLOPT_TCP_NODELAY, 1L);
