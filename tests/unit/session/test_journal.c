@@ -1,0 +1,285 @@
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+
+#include "base/bytes.h"
+#include "base/fs.h"
+#include "session/journal.h"
+#include "unit.h"
+
+#define CAP 8192u
+
+static const unsigned char boot[JOURNAL_BOOT_SIZE] = {1, 2, 3};
+static const unsigned char other_boot[JOURNAL_BOOT_SIZE] = {4, 5, 6};
+
+struct fixture {
+    char *dir;
+    int fd;
+    struct journal *j;
+    struct error err;
+};
+
+static unsigned char byte_at(uint64_t offset)
+{
+    return (unsigned char)(offset * 31 + (offset >> 8) * 7 + 3);
+}
+
+static int setup(void **state)
+{
+    struct fixture *f = calloc(1, sizeof(*f));
+    f->dir = unit_mkdir();
+    f->fd = open(f->dir, O_DIRECTORY | O_RDONLY | O_CLOEXEC);
+    assert_ok(journal_create(f->fd, "j", CAP, 0, boot, &f->j, &f->err), &f->err);
+    *state = f;
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    struct fixture *f = *state;
+    journal_close(f->j);
+    (void)close(f->fd);
+    (void)fs_remove_tree(AT_FDCWD, f->dir, NULL);
+    free(f->dir);
+    free(f);
+    return 0;
+}
+
+static void append(struct journal *j, size_t n)
+{
+    unsigned char *p = malloc(n);
+    for (size_t i = 0; i < n; i++)
+        p[i] = byte_at(journal_end(j) + i);
+    journal_append(j, p, n);
+    free(p);
+}
+
+/* Everything the journal says it has is what was written. */
+static void check_all(const struct journal *j)
+{
+    struct error err = ERROR_INIT;
+    unsigned char got[1000];
+    for (uint64_t at = journal_start(j); at < journal_end(j);) {
+        size_t n = 0;
+        assert_ok(journal_read(j, at, got, sizeof(got), &n, &err), &err);
+        assert_true(n > 0);
+        for (size_t i = 0; i < n; i++)
+            assert_int_equal(got[i], byte_at(at + i));
+        at += n;
+    }
+}
+
+static void reopen(struct fixture *f, const unsigned char *b)
+{
+    journal_close(f->j);
+    f->j = NULL;
+    assert_ok(journal_load(f->fd, "j", b, &f->j, &f->err), &f->err);
+}
+
+static void test_empty(void **state)
+{
+    struct fixture *f = *state;
+    size_t n = 9;
+    char c;
+    assert_ok(journal_read(f->j, 0, &c, 1, &n, &f->err), &f->err);
+    assert_int_equal(n, 0);
+    assert_int_equal(journal_read(f->j, 1, &c, 1, &n, &f->err), ERROR_RANGE);
+    reopen(f, boot);
+    assert_int_equal(journal_end(f->j), 0);
+}
+
+static void test_wrap(void **state)
+{
+    struct fixture *f = *state;
+    size_t n;
+    char c;
+    for (unsigned i = 1; i < 400; i++) {
+        append(f->j, i % 97 + 1);
+        check_all(f->j);
+        assert_true(journal_end(f->j) - journal_start(f->j) <= CAP);
+        assert_int_equal(journal_safe(f->j), journal_end(f->j));
+    }
+    /* Dropping goes in steps, never more than promised. */
+    assert_true(journal_end(f->j) - journal_start(f->j) >= CAP - journal_step(f->j) - 97);
+    assert_int_equal(journal_read(f->j, journal_start(f->j) - 1, &c, 1, &n, &f->err), ERROR_RANGE);
+    struct stat st;
+    assert_int_equal(fstatat(f->fd, "j", &st, 0), 0);
+    assert_int_equal(st.st_size, JOURNAL_HEADER + CAP);
+}
+
+static void test_larger_than_ring(void **state)
+{
+    struct fixture *f = *state;
+    append(f->j, 100);
+    append(f->j, 3 * CAP + 77);
+    assert_int_equal(journal_end(f->j), 3 * CAP + 177);
+    assert_int_equal(journal_start(f->j), journal_end(f->j) - CAP);
+    check_all(f->j);
+    append(f->j, 5);
+    check_all(f->j);
+}
+
+static void test_reopen(void **state)
+{
+    struct fixture *f = *state;
+    for (unsigned i = 0; i < 50; i++) {
+        append(f->j, 777);
+        uint64_t start = journal_start(f->j);
+        uint64_t end = journal_end(f->j);
+        reopen(f, boot);
+        assert_int_equal(journal_start(f->j), start);
+        assert_int_equal(journal_end(f->j), end);
+        check_all(f->j);
+    }
+}
+
+static void test_begins_later(void **state)
+{
+    struct fixture *f = *state;
+    journal_close(f->j);
+    f->j = NULL;
+    assert_ok(journal_create(f->fd, "j", CAP, 123456, boot, &f->j, &f->err), &f->err);
+    assert_int_equal(journal_start(f->j), 123456);
+    append(f->j, 3000);
+    check_all(f->j);
+    reopen(f, boot);
+    assert_int_equal(journal_start(f->j), 123456);
+    check_all(f->j);
+}
+
+/* A host that crashed: nothing says which pages reached the disk, so nothing is believed. */
+static void test_other_boot(void **state)
+{
+    struct fixture *f = *state;
+    append(f->j, 5000);
+    reopen(f, other_boot);
+    assert_int_equal(journal_start(f->j), 5000);
+    assert_int_equal(journal_end(f->j), 5000);
+}
+
+static void test_sealed(void **state)
+{
+    struct fixture *f = *state;
+    struct journal_seal seal;
+    append(f->j, 5000);
+    journal_seal_prepare(f->j, &seal);
+    journal_seal_work(&seal);
+    assert_int_equal(seal.fd, -1);
+    reopen(f, other_boot);
+    assert_int_equal(journal_start(f->j), 0);
+    assert_int_equal(journal_end(f->j), 5000);
+    check_all(f->j);
+}
+
+static void spoil(struct fixture *f, off_t at, const void *data, size_t n)
+{
+    int fd = openat(f->fd, "j", O_WRONLY);
+    assert_int_equal(pwrite(fd, data, n, at), (ssize_t)n);
+    (void)close(fd);
+}
+
+static void test_damaged(void **state)
+{
+    struct fixture *f = *state;
+    struct journal *j = NULL;
+    append(f->j, 1000);
+    for (off_t at = 0; at < 64; at++) {
+        unsigned char was;
+        int fd = openat(f->fd, "j", O_RDONLY);
+        assert_int_equal(pread(fd, &was, 1, at), 1);
+        (void)close(fd);
+        unsigned char bad = was ^ 0x10;
+        spoil(f, at, &bad, 1);
+        int rc = journal_load(f->fd, "j", boot, &j, &f->err);
+        if (rc == 0)
+            fail_msg("byte %lld of the header is not checked", (long long)at);
+        assert_int_equal(rc, ERROR_INTERNAL);
+        spoil(f, at, &was, 1);
+    }
+    int fd = openat(f->fd, "j", O_WRONLY);
+    assert_int_equal(ftruncate(fd, 40), 0);
+    (void)close(fd);
+    assert_int_equal(journal_load(f->fd, "j", boot, &j, &f->err), ERROR_INTERNAL);
+    assert_int_equal(journal_load(f->fd, "none", boot, &j, &f->err), ERROR_NOT_FOUND);
+}
+
+/* A file cut behind the header's back is an error of reading, not invented zeros. */
+static void test_cut(void **state)
+{
+    struct fixture *f = *state;
+    char c[16];
+    size_t n = 0;
+    append(f->j, 1000);
+    int fd = openat(f->fd, "j", O_WRONLY);
+    assert_int_equal(ftruncate(fd, JOURNAL_HEADER + 10), 0);
+    (void)close(fd);
+    assert_int_equal(journal_read(f->j, 0, c, 10, &n, &f->err), 0);
+    assert_int_equal(journal_read(f->j, 5, c, 10, &n, &f->err), ERROR_INTERNAL);
+}
+
+static void test_disk_full(void **state)
+{
+    struct fixture *f = *state;
+    struct journal *j = NULL;
+    char path[256];
+    (void)snprintf(path, sizeof(path), "%s/small", f->dir);
+    assert_int_equal(mkdir(path, 0700), 0);
+    if (mount("tmpfs", path, "tmpfs", 0, "size=64k") < 0) {
+        (void)rmdir(path);
+        skip();
+    }
+    int fd = open(path, O_DIRECTORY | O_RDONLY | O_CLOEXEC);
+    assert_ok(journal_create(fd, "j", 1024 * 1024, 0, boot, &j, &f->err), &f->err);
+    for (unsigned i = 0; i < 200; i++) {
+        append(j, 1000);
+        assert_int_equal(journal_end(j), (i + 1) * 1000);
+        assert_int_equal(journal_safe(j), journal_end(j));
+        check_all(j);
+    }
+    /* It goes on as a ring in what it has. */
+    assert_true(journal_capacity(j) < 64 * 1024);
+    assert_true(journal_end(j) - journal_start(j) > 40 * 1000);
+    uint64_t start = journal_start(j);
+    journal_close(j);
+    assert_ok(journal_load(fd, "j", boot, &j, &f->err), &f->err);
+    assert_int_equal(journal_start(j), start);
+    check_all(j);
+    journal_close(j);
+    (void)close(fd);
+    assert_int_equal(umount(path), 0);
+}
+
+/* No room even to begin: an error, and no file left over. */
+static void test_no_room_at_all(void **state)
+{
+    struct fixture *f = *state;
+    struct journal *j = NULL;
+    char path[256];
+    (void)snprintf(path, sizeof(path), "%s/full", f->dir);
+    assert_int_equal(mkdir(path, 0700), 0);
+    if (mount("tmpfs", path, "tmpfs", 0, "size=8k") < 0) {
+        (void)rmdir(path);
+        skip();
+    }
+    int fd = open(path, O_DIRECTORY | O_RDONLY | O_CLOEXEC);
+    char page[8192] = {1};
+    int fill = openat(fd, "fill", O_CREAT | O_WRONLY, 0600);
+    assert_int_equal(write(fill, page, sizeof(page)), sizeof(page));
+    (void)close(fill);
+    assert_int_equal(journal_create(fd, "j", CAP, 0, boot, &j, &f->err), ERROR_NO_SPACE);
+    assert_int_equal(faccessat(fd, "j", F_OK, 0), -1);
+    (void)close(fd);
+    assert_int_equal(umount(path), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+#define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+        T(test_empty),        T(test_wrap),       T(test_larger_than_ring), T(test_reopen),
+        T(test_begins_later), T(test_other_boot), T(test_sealed),           T(test_damaged),
+        T(test_cut),          T(test_disk_full),  T(test_no_room_at_all),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
