@@ -231,7 +231,7 @@ class Server:
 
     def upload(self, archive):
         with open(archive, "rb") as source:
-            return self.api.ok("PUT", "/v1/template-uploads", source.read()).json["id"]
+            return self.api.ok("PUT", "/v1/template-uploads", source.read()).json["upload"]
 
     def with_busybox(self):
         """The server with the template busybox:latest."""
