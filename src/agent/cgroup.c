@@ -1,0 +1,129 @@
+#include "agent/cgroup.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "base/cleanup.h"
+#include "base/str.h"
+
+#define NAME_SIZE 24
+
+static void name_of(unsigned number, char name[NAME_SIZE])
+{
+    (void)snprintf(name, NAME_SIZE, "space-%u", number);
+}
+
+static bool write_to(int dir, const char *file, const char *text)
+{
+    AUTO_CLOSE int fd = openat(dir, file, O_WRONLY | O_CLOEXEC);
+    return fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text);
+}
+
+static int make(struct cgroups *c, unsigned *ret_number)
+{
+    char name[NAME_SIZE];
+    if (c->root < 0)
+        return -1;
+    name_of(++c->next_number, name);
+    if (mkdirat(c->root, name, 0755) < 0 && errno != EEXIST)
+        return -1;
+    *ret_number = c->next_number;
+    return openat(c->root, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+}
+
+void cgroups_init(struct cgroups *c, int root_fd)
+{
+    *c = (struct cgroups){.root = root_fd, .spare = -1};
+    if (root_fd < 0)
+        return;
+    /* Each by itself: a controller that is missing must not take the others with it. */
+    (void)write_to(root_fd, "cgroup.subtree_control", "+memory");
+    (void)write_to(root_fd, "cgroup.subtree_control", "+pids");
+    c->spare = make(c, &c->spare_number);
+}
+
+void cgroups_finish(struct cgroups *c)
+{
+    if (c->spare >= 0)
+        (void)close(c->spare);
+    if (c->root >= 0)
+        (void)close(c->root);
+    c->spare = c->root = -1;
+}
+
+struct cgroup cgroup_take(struct cgroups *c)
+{
+    struct cgroup g = {TAKE_FD(c->spare), c->spare_number};
+    if (g.fd < 0)
+        g.fd = make(c, &g.number);
+    return g;
+}
+
+bool cgroup_kill(const struct cgroup *g)
+{
+    return g->fd >= 0 && write_to(g->fd, "cgroup.kill", "1");
+}
+
+static ssize_t read_from(int dir, const char *file, char *to, size_t size)
+{
+    AUTO_CLOSE int fd = openat(dir, file, O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd >= 0 ? read(fd, to, size - 1) : -1;
+    if (n >= 0)
+        to[n] = '\0';
+    return n;
+}
+
+bool cgroup_signal(const struct cgroup *g, int signal)
+{
+    char text[16384]; /* some two thousand processes; a larger tree is reached through its group leader */
+    char *rest = text, *line;
+    uint64_t pid;
+    if (g->fd < 0 || read_from(g->fd, "cgroup.procs", text, sizeof(text)) < 0)
+        return false;
+    while ((line = strsep(&rest, "\n")))
+        if (str_to_u64(line, 1, INT32_MAX, &pid))
+            (void)kill((pid_t)pid, signal);
+    return true;
+}
+
+bool cgroup_oom(const struct cgroup *g)
+{
+    char text[1024];
+    if (g->fd < 0 || read_from(g->fd, "memory.events", text, sizeof(text)) <= 0)
+        return false;
+    const char *at = strstr(text, "\noom_kill ");
+    return at && at[sizeof("\noom_kill ") - 1] != '0';
+}
+
+void cgroup_drop(struct cgroups *c, struct cgroup *g)
+{
+    if (g->fd < 0)
+        return;
+    (void)close(g->fd);
+    g->fd = -1;
+    if (c->dead_count < CGROUP_DEAD_MAX)
+        c->dead[c->dead_count++] = g->number;
+}
+
+bool cgroups_tidy(struct cgroups *c)
+{
+    char name[NAME_SIZE];
+    if (c->root < 0)
+        return false;
+    if (c->spare < 0) {
+        c->spare = make(c, &c->spare_number);
+        return c->dead_count > 0;
+    }
+    if (c->dead_count == 0)
+        return false;
+    name_of(c->dead[c->dead_count - 1], name);
+    if (unlinkat(c->root, name, AT_REMOVEDIR) < 0 && errno == EBUSY)
+        return false; /* something in it is still dying: its SIGCHLD brings us back */
+    c->dead_count--;
+    return c->dead_count > 0;
+}

@@ -1,0 +1,47 @@
+/* One control group of the guest per process tree: what makes killing and accounting exact. Where the guest's
+ * kernel offers none, every call degrades to success without effect and the caller falls back to signals.
+ *
+ * Making and removing a group takes longer than starting a process, so one is kept ready and removal waits
+ * until there is nothing else to do. */
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#define CGROUP_DEAD_MAX 1024
+
+struct cgroups {
+    int root; /* owned; -1: none */
+    unsigned next_number;
+    int spare; /* owned; -1: none */
+    unsigned spare_number;
+    unsigned dead[CGROUP_DEAD_MAX]; /* numbers still to be removed */
+    size_t dead_count;
+};
+
+struct cgroup {
+    int fd; /* owned; -1: none */
+    unsigned number;
+};
+
+/* root_fd (owned from here on, or -1): the top of a cgroup2 hierarchy. */
+void cgroups_init(struct cgroups *c, int root_fd);
+void cgroups_finish(struct cgroups *c);
+
+/* A fresh, empty group; fd -1 when there are none. */
+struct cgroup cgroup_take(struct cgroups *c);
+
+/* SIGKILL to everything in the group and below. False: do it another way. */
+bool cgroup_kill(const struct cgroup *g);
+
+/* Sends a signal to every process of the group itself. False: do it another way. */
+bool cgroup_signal(const struct cgroup *g, int signal);
+
+/* Whether the out-of-memory killer has struck in the group. */
+bool cgroup_oom(const struct cgroup *g);
+
+/* Ends the use of a group: it is removed by and by. */
+void cgroup_drop(struct cgroups *c, struct cgroup *g);
+
+/* One step of the work that was put off. True when there is more to do at once. */
+bool cgroups_tidy(struct cgroups *c);

@@ -1,0 +1,61 @@
+/* Work on files for the host: each operation runs in a child that has become the user in question, so that
+ * permissions are the kernel's business and a file system that hangs holds up nobody else. */
+#pragma once
+
+#include "agent/agent.h"
+#include "agent/in.h"
+#include "agent/out.h"
+
+struct file {
+    struct agent *agent;
+    struct file *next;
+    uint32_t channel; /* 0: closed by the host or by the end of the epoch; waits for its child */
+    pid_t pid;        /* 0: reaped */
+    int control;      /* owned: reports from the child, "commit" to it */
+    struct watch control_watch, out_watch, in_watch;
+    struct out out;
+    struct in in;
+    bool writes;
+    bool committed; /* the host has given all; the child is told when the data is through */
+    bool tell_opened, done, told_done;
+    int code; /* enum error_code of the end */
+    char message[256];
+    bool has_stat;
+    unsigned char stat[PROTO_STAT_SIZE];
+    int64_t kill_at; /* monotonic ns: a closed operation whose child does not end; 0: none */
+};
+
+const char *file_start(struct agent *a, uint32_t channel, const struct proto_fields *f);
+const char *file_commit(struct file *f);
+const char *file_close(struct file *f);
+const char *file_data(struct file *f, const struct proto_data *d);
+const char *file_window(struct file *f, const struct proto_window *w);
+struct file *file_find(struct agent *a, uint32_t channel);
+bool file_reaped(struct agent *a, pid_t pid);
+void file_close_all(struct agent *a);
+void file_tell(struct agent *a, struct file *f);
+bool file_send(struct agent *a, struct file *f);
+int64_t file_deadlines(struct agent *a, int64_t now);
+void file_free_dead(struct agent *a);
+
+/* --- the child's side (filework.c) --- */
+struct file_report {
+    bool opened; /* else: the end */
+    int code;
+    char message[256];
+    bool has_stat;
+    struct proto_stat stat;
+};
+
+struct file_job {
+    uint32_t op; /* enum proto_file_op */
+    const char *path, *user;
+    uint32_t mode;
+    bool recursive;
+    uint64_t offset, length;
+    int data;    /* pipe to write to (READ) or read from (WRITE) */
+    int control; /* where reports go */
+};
+
+/* Does the job and reports. Called in a child of its own, which then exits. */
+void file_work(const struct file_job *job);

@@ -1,0 +1,337 @@
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "agent/file.h"
+#include "agent/user.h"
+#include "base/cleanup.h"
+#include "base/error.h"
+#include "base/str.h"
+
+#define COPY_SIZE 1048576
+#define MODE_DEFAULT UINT32_MAX
+#define DEPTH_MAX 256 /* directories below each other that a removal goes down */
+
+static void report(const struct file_job *j, const struct file_report *r)
+{
+    ssize_t n;
+    do
+        n = send(j->control, r, sizeof(*r), MSG_NOSIGNAL);
+    while (n < 0 && errno == EINTR);
+}
+
+static int code_of(int errnum)
+{
+    static const int table[][2] = {
+        {ENOENT, ERROR_NO_SUCH_FILE},  {EISDIR, ERROR_IS_DIRECTORY}, {ENOTDIR, ERROR_NOT_DIRECTORY},
+        {EACCES, ERROR_PERMISSION},    {EPERM, ERROR_PERMISSION},    {EROFS, ERROR_PERMISSION},
+        {ENOSPC, ERROR_NO_SPACE},      {EDQUOT, ERROR_NO_SPACE},     {EEXIST, ERROR_EXISTS},
+        {ENOTEMPTY, ERROR_NOT_EMPTY},  {EINVAL, ERROR_INVALID},      {ELOOP, ERROR_INVALID},
+        {ENAMETOOLONG, ERROR_INVALID}, {EFBIG, ERROR_NO_SPACE},      {EBUSY, ERROR_CONFLICT},
+        {ENXIO, ERROR_INVALID},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(table); i++)
+        if (table[i][0] == errnum)
+            return table[i][1];
+    return ERROR_INTERNAL;
+}
+
+static int failed(const struct file_job *j, int errnum, const char *what)
+{
+    struct file_report r = {.code = code_of(errnum)};
+    (void)snprintf(r.message, sizeof(r.message), "%s: %s", what, strerror(errnum));
+    report(j, &r);
+    return -1;
+}
+
+static void to_stat(const struct stat *st, struct proto_stat *ret)
+{
+    uint32_t type = S_ISREG(st->st_mode) ? 1 : S_ISDIR(st->st_mode) ? 2 : S_ISLNK(st->st_mode) ? 3 : 4;
+    *ret = (struct proto_stat){
+        .type = type,
+        .mode = st->st_mode & 07777,
+        .uid = st->st_uid,
+        .gid = st->st_gid,
+        .size = (uint64_t)st->st_size,
+        .mtime_ns = st->st_mtim.tv_sec * 1000000000LL + st->st_mtim.tv_nsec,
+        .inode = st->st_ino,
+    };
+}
+
+static void succeeded(const struct file_job *j, const struct stat *st)
+{
+    struct file_report r = {.code = 0, .has_stat = st != NULL};
+    if (st)
+        to_stat(st, &r.stat);
+    report(j, &r);
+}
+
+static int do_stat(const struct file_job *j)
+{
+    struct stat st;
+    if (lstat(j->path, &st) < 0)
+        return failed(j, errno, "cannot look at the file");
+    succeeded(j, &st);
+    return 0;
+}
+
+/* Makes every missing directory of a path; a directory that is there is fine. */
+static int make_parents(char *path)
+{
+    for (char *at = path + 1; (at = strchr(at, '/')); at++) {
+        *at = '\0';
+        int r = mkdir(path, 0755);
+        *at = '/';
+        if (r < 0 && errno != EEXIST && errno != EROFS && errno != EACCES)
+            return -1; /* the last step tells about the others */
+    }
+    return 0;
+}
+
+static int do_mkdir(const struct file_job *j)
+{
+    AUTO_FREE char *path = strdup(j->path);
+    struct stat st;
+    if (!path || (j->recursive && make_parents(path) < 0))
+        return failed(j, errno, "cannot make a parent directory");
+    if (mkdir(j->path, 0755) < 0) {
+        int saved = errno;
+        if (!j->recursive || saved != EEXIST || stat(j->path, &st) < 0 || !S_ISDIR(st.st_mode))
+            return failed(j, saved, "cannot make the directory");
+    }
+    succeeded(j, NULL);
+    return 0;
+}
+
+/* Empties a directory without following links; fd is consumed. 0 or -1 with errno. */
+static int empty_directory(int fd, unsigned depth)
+{
+    AUTO_CLOSEDIR DIR *d = depth < DEPTH_MAX ? fdopendir(fd) : NULL;
+    struct dirent *e;
+    int kept = 0;
+    if (!d) {
+        (void)close(fd);
+        errno = depth < DEPTH_MAX ? errno : ELOOP;
+        return -1;
+    }
+    while ((e = readdir(d))) {
+        if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0)
+            continue;
+        if (unlinkat(dirfd(d), e->d_name, 0) == 0)
+            continue;
+        if (errno != EISDIR && errno != EPERM) {
+            kept = kept ? kept : errno;
+            continue;
+        }
+        int sub = openat(dirfd(d), e->d_name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+        if (sub < 0 || empty_directory(sub, depth + 1) < 0 || unlinkat(dirfd(d), e->d_name, AT_REMOVEDIR) < 0)
+            kept = kept ? kept : errno;
+    }
+    errno = kept;
+    return kept ? -1 : 0;
+}
+
+static int do_remove(const struct file_job *j)
+{
+    struct stat st;
+    if (lstat(j->path, &st) < 0)
+        return failed(j, errno, "cannot remove");
+    if (S_ISDIR(st.st_mode)) {
+        int fd = j->recursive ? open(j->path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC) : -1;
+        if (j->recursive && (fd < 0 || empty_directory(fd, 0) < 0))
+            return failed(j, errno, "cannot empty the directory");
+        if (rmdir(j->path) < 0)
+            return failed(j, errno, "cannot remove the directory");
+    } else if (unlink(j->path) < 0) {
+        return failed(j, errno, "cannot remove");
+    }
+    succeeded(j, NULL);
+    return 0;
+}
+
+/* Opens a regular file for reading; anything else is refused without waiting on it. */
+static int open_regular(const struct file_job *j, struct stat *ret)
+{
+    AUTO_CLOSE int fd = open(j->path, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+    if (fd < 0 || fstat(fd, ret) < 0)
+        return failed(j, errno, "cannot open the file");
+    if (S_ISDIR(ret->st_mode))
+        return failed(j, EISDIR, "cannot read it");
+    if (!S_ISREG(ret->st_mode))
+        return failed(j, EINVAL, "not a regular file");
+    return TAKE_FD(fd);
+}
+
+static int copy_out(const struct file_job *j, int fd)
+{
+    off_t at = (off_t)j->offset;
+    uint64_t left = j->length;
+    if (j->offset > INT64_MAX)
+        return failed(j, EINVAL, "the offset is too large");
+    while (left > 0) {
+        size_t most = left < COPY_SIZE ? (size_t)left : COPY_SIZE;
+        ssize_t n = splice(fd, &at, j->data, NULL, most, SPLICE_F_MOVE);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return failed(j, errno, "cannot read the file");
+        if (n == 0)
+            break;
+        left -= (uint64_t)n;
+    }
+    return 0;
+}
+
+static int do_read(const struct file_job *j)
+{
+    struct stat st;
+    AUTO_CLOSE int fd = open_regular(j, &st);
+    if (fd < 0)
+        return -1;
+    struct file_report opened = {.opened = true, .has_stat = true};
+    to_stat(&st, &opened.stat);
+    report(j, &opened);
+    if (copy_out(j, fd) < 0)
+        return -1;
+    succeeded(j, NULL);
+    return 0;
+}
+
+struct target {
+    char *path;    /* owned: where the file goes, links resolved */
+    char temp[48]; /* name of the temporary file in dir */
+    int dir;       /* owned */
+    const char *name;
+    bool replaces;
+    struct stat old;
+};
+
+static void target_finish(struct target *t)
+{
+    free(t->path);
+    if (t->dir >= 0)
+        (void)close(t->dir);
+}
+
+static int find_target(const struct file_job *j, struct target *t)
+{
+    t->path = realpath(j->path, NULL); /* a link is written through, not replaced */
+    if (!t->path && !(t->path = strdup(j->path)))
+        return failed(j, ENOMEM, "cannot write the file");
+    if (j->recursive && make_parents(t->path) < 0)
+        return failed(j, errno, "cannot make a parent directory");
+    char *slash = strrchr(t->path, '/');
+    t->name = slash + 1;
+    if (!*t->name)
+        return failed(j, EISDIR, "cannot write the file");
+    *slash = '\0';
+    t->dir = open(slash == t->path ? "/" : t->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (t->dir < 0)
+        return failed(j, errno, "cannot open the directory");
+    t->replaces = fstatat(t->dir, t->name, &t->old, 0) == 0;
+    if (t->replaces && S_ISDIR(t->old.st_mode))
+        return failed(j, EISDIR, "cannot write the file");
+    if (t->replaces && !S_ISREG(t->old.st_mode))
+        return failed(j, EINVAL, "not a regular file");
+    if (t->replaces && faccessat(t->dir, t->name, W_OK, AT_EACCESS) < 0)
+        return failed(j, errno, "cannot write the file");
+    return 0;
+}
+
+static int open_temp(const struct file_job *j, struct target *t)
+{
+    unsigned char random[12];
+    char hex[2 * sizeof(random) + 1];
+    if (getrandom(random, sizeof(random), GRND_NONBLOCK) != sizeof(random))
+        return failed(j, EAGAIN, "no random numbers yet");
+    str_hex(random, sizeof(random), hex);
+    (void)snprintf(t->temp, sizeof(t->temp), ".space-%s.tmp", hex);
+    int fd = openat(t->dir, t->temp, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+    return fd >= 0 ? fd : failed(j, errno, "cannot create a file in the directory");
+}
+
+static int copy_in(const struct file_job *j, int fd)
+{
+    for (;;) {
+        ssize_t n = splice(j->data, NULL, fd, NULL, COPY_SIZE, SPLICE_F_MOVE);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return failed(j, errno, "cannot write the file");
+        if (n == 0)
+            return 0;
+    }
+}
+
+/* The end of the data means the end of the file only when the host has said so. */
+static bool told_to_commit(const struct file_job *j)
+{
+    char word;
+    return recv(j->control, &word, 1, MSG_DONTWAIT) == 1 && word == 'C';
+}
+
+static int put_in_place(const struct file_job *j, const struct target *t, int fd, struct stat *ret)
+{
+    mode_t mode = j->mode != MODE_DEFAULT ? j->mode & 07777 : t->replaces ? t->old.st_mode & 07777 : 0644;
+    if (t->replaces && geteuid() == 0 && fchown(fd, t->old.st_uid, t->old.st_gid) < 0)
+        return failed(j, errno, "cannot keep the file's owner");
+    if (fchmod(fd, mode) < 0 || fsync(fd) < 0 || fstat(fd, ret) < 0)
+        return failed(j, errno, "cannot finish the file");
+    if (renameat(t->dir, t->temp, t->dir, t->name) < 0)
+        return failed(j, errno, "cannot put the file in place");
+    (void)fsync(t->dir); /* the file is there; some file systems cannot sync a directory */
+    return 0;
+}
+
+static int do_write(const struct file_job *j)
+{
+    CLEANUP(target_finish) struct target t = {.dir = -1};
+    struct stat st;
+    if (find_target(j, &t) < 0)
+        return -1;
+    AUTO_CLOSE int fd = open_temp(j, &t);
+    if (fd < 0)
+        return -1;
+    if (copy_in(j, fd) < 0 || !told_to_commit(j) || put_in_place(j, &t, fd, &st) < 0) {
+        (void)unlinkat(t.dir, t.temp, 0);
+        return -1;
+    }
+    succeeded(j, &st);
+    return 0;
+}
+
+static int become(const struct file_job *j)
+{
+    struct user u;
+    AUTO_CLOSE int etc = open("/etc", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (user_find(etc, j->user, &u) < 0) {
+        struct file_report r = {.code = ERROR_INVALID};
+        (void)snprintf(r.message, sizeof(r.message), "there is no user '%.64s'", j->user);
+        report(j, &r);
+        return -1;
+    }
+    if (user_become(&u) < 0)
+        return failed(j, errno, "cannot become the user");
+    return 0;
+}
+
+void file_work(const struct file_job *j)
+{
+    static int (*const work[])(const struct file_job *) = {
+        [PROTO_OP_STAT] = do_stat, [PROTO_OP_REMOVE] = do_remove, [PROTO_OP_MKDIR] = do_mkdir,
+        [PROTO_OP_READ] = do_read, [PROTO_OP_WRITE] = do_write,
+    };
+    (void)umask(0);
+    if (j->path[0] != '/') {
+        (void)failed(j, EINVAL, "the path is not absolute");
+        return;
+    }
+    if (become(j) == 0)
+        (void)work[j->op](j);
+}

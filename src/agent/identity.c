@@ -1,0 +1,99 @@
+/* What makes a restored or forked guest different from its origin. */
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/random.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "agent/agent.h"
+#include "base/cleanup.h"
+#include "base/clock.h"
+#include "base/str.h"
+
+#define RUN_DIR "/run/space"
+
+static int reseed(const unsigned char *seed, size_t n)
+{
+    struct {
+        struct rand_pool_info info;
+        unsigned char bytes[64];
+    } pool = {.info = {.entropy_count = (int)n * 8, .buf_size = (int)n}};
+    AUTO_CLOSE int fd = open("/dev/urandom", O_WRONLY | O_NONBLOCK | O_CLOEXEC);
+    memcpy(pool.info.buf, seed, n);
+    if (fd < 0 || ioctl(fd, RNDADDENTROPY, &pool) < 0)
+        return -1;
+    return ioctl(fd, RNDRESEEDCRNG);
+}
+
+static int set_clock(uint64_t wall_ns)
+{
+    struct timespec ts = {(time_t)(wall_ns / CLOCK_NS_PER_S), (long)(wall_ns % CLOCK_NS_PER_S)};
+    return clock_settime(CLOCK_REALTIME, &ts);
+}
+
+/* Replaces a small file; the guest owns the directory, so links are not followed and nothing is waited on. */
+static int write_text(const char *path, const char *text)
+{
+    char temp[128];
+    (void)snprintf(temp, sizeof(temp), "%s.space", path);
+    (void)unlink(temp);
+    AUTO_CLOSE int fd = open(temp, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
+    if (fd < 0)
+        return -1;
+    if (write(fd, text, strlen(text)) == (ssize_t)strlen(text) && fchmod(fd, 0644) == 0 &&
+        rename(temp, path) == 0)
+        return 0;
+    (void)unlink(temp);
+    return -1;
+}
+
+/* Names for programs that look in files. The root file system may be read-only: then /etc/machine-id, if
+ * there is one, is covered by the file in /run. */
+static void write_names(const char *hostname, const char *machine)
+{
+    char line[80];
+    struct stat st;
+    (void)snprintf(line, sizeof(line), "%s\n", hostname);
+    (void)write_text("/etc/hostname", line);
+    (void)snprintf(line, sizeof(line), "%s\n", machine);
+    (void)write_text("/run/machine-id", line);
+    if (write_text("/etc/machine-id", line) < 0 && errno == EROFS && lstat("/etc/machine-id", &st) == 0 &&
+        S_ISREG(st.st_mode))
+        (void)mount("/run/machine-id", "/etc/machine-id", NULL, MS_BIND, NULL);
+}
+
+static int failed(char *why, size_t size, const char *what)
+{
+    (void)snprintf(why, size, "%s: %s", what, strerror(errno));
+    return ERROR_INTERNAL;
+}
+
+int agent_identify(struct agent *a, const struct proto_fields *f, char *ret_why, size_t why_size)
+{
+    size_t n;
+    const unsigned char *seed = proto_get_bytes(f, PROTO_F_SEED, &n);
+    const char *hostname = proto_get_string(f, PROTO_F_HOSTNAME, "");
+    const char *sandbox = proto_get_string(f, PROTO_F_SANDBOX, "");
+    uint64_t generation = proto_get_u64(f, PROTO_F_GENERATION, 0);
+    char machine[33], text[32];
+    if (reseed(seed, n) < 0)
+        return failed(ret_why, why_size, "cannot reseed the kernel's random numbers");
+    if (set_clock(proto_get_u64(f, PROTO_F_WALL, 0)) < 0)
+        return failed(ret_why, why_size, "cannot set the clock");
+    if (sethostname(hostname, strlen(hostname)) < 0)
+        return failed(ret_why, why_size, "cannot set the hostname");
+    str_hex(proto_get_bytes(f, PROTO_F_MACHINE, &n), 16, machine);
+    write_names(hostname, machine);
+    (void)snprintf(text, sizeof(text), "%llu\n", (unsigned long long)generation);
+    if (mkdir(RUN_DIR, 0755) < 0 && errno != EEXIST)
+        return failed(ret_why, why_size, "cannot make " RUN_DIR);
+    if (write_text(RUN_DIR "/generation", text) < 0 || write_text(RUN_DIR "/sandbox", sandbox) < 0)
+        return failed(ret_why, why_size, "cannot write the generation");
+    a->generation = generation;
+    return 0;
+}

@@ -1,0 +1,74 @@
+#include "agent/in.h"
+
+#include <errno.h>
+#include <unistd.h>
+
+#define TTY_END 0x04 /* VEOF of a terminal in its usual mode */
+
+void in_init(struct in *i, int fd, size_t window, bool tty)
+{
+    *i = (struct in){.fd = fd, .window = window, .tty = tty, .announced = window};
+    buf_init(&i->held, window + 1); /* and the end character */
+}
+
+void in_end(struct in *i)
+{
+    if (i->fd >= 0)
+        (void)close(i->fd);
+    i->fd = -1;
+}
+
+void in_finish(struct in *i)
+{
+    in_end(i);
+    buf_finish(&i->held);
+}
+
+int in_data(struct in *i, const struct proto_data *d)
+{
+    const unsigned char *p = d->bytes;
+    size_t n = d->n;
+    if (d->offset > i->received || d->offset + n > i->announced)
+        return -1;
+    uint64_t known = i->received - d->offset;
+    if (known > n)
+        return 0;
+    p += known;
+    n -= (size_t)known;
+    if (i->fin)
+        return n == 0 ? 0 : -1; /* a repeated end */
+    if (i->fd >= 0 && !buf_append(&i->held, p, n))
+        return -1;
+    i->received += n;
+    if (d->fin) {
+        const unsigned char end = TTY_END;
+        i->fin = true;
+        if (i->tty)
+            (void)buf_append(&i->held, &end, 1);
+    }
+    return 0;
+}
+
+enum in_state in_flush(struct in *i)
+{
+    while (i->fd >= 0 && buf_len(&i->held)) {
+        if (buf_write(&i->held, i->fd) >= 0 || errno == EINTR)
+            continue;
+        if (errno == EAGAIN)
+            return IN_WAITS;
+        buf_consume(&i->held, buf_len(&i->held)); /* nobody reads: what follows is thrown away too */
+        return IN_ENDED;
+    }
+    return i->fd >= 0 && i->fin && !i->tty ? IN_ENDED : IN_IDLE;
+}
+
+uint64_t in_limit(const struct in *i)
+{
+    size_t held = buf_len(&i->held);
+    return i->received + i->window - (held < i->window ? held : i->window);
+}
+
+bool in_must_tell(const struct in *i)
+{
+    return in_limit(i) >= i->announced + i->window / 4;
+}

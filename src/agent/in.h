@@ -1,0 +1,42 @@
+/* A stream of bytes from the host into a pipe or terminal of the guest. */
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "proto/proto.h"
+
+struct in {
+    int fd;   /* owned; -1 when there is none (any more) */
+    bool fin; /* the host has sent the end */
+    bool tty; /* the end is a character, not a close */
+    size_t window;
+    struct buf held;
+    uint64_t received;  /* arrived from the host */
+    uint64_t announced; /* limit the host was last told */
+};
+
+void in_init(struct in *i, int fd, size_t window, bool tty);
+void in_finish(struct in *i);
+
+/* Takes a DATA frame: -1 when it leaves a gap or goes beyond the credit; what arrived before is skipped. */
+int in_data(struct in *i, const struct proto_data *d);
+
+enum in_state {
+    IN_IDLE,  /* all is written */
+    IN_WAITS, /* call again once fd is writable */
+    IN_ENDED, /* the end, or nobody reads any more: stop watching fd, then in_end */
+};
+
+/* Writes what is held. */
+enum in_state in_flush(struct in *i);
+
+/* Closes the descriptor; what still comes is counted and thrown away. */
+void in_end(struct in *i);
+
+/* How far the host may send now. */
+uint64_t in_limit(const struct in *i);
+
+/* Whether the host should be told of a new limit. */
+bool in_must_tell(const struct in *i);

@@ -1,0 +1,217 @@
+#include "agent/launch.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <termios.h>
+
+#include "agent/spawn.h"
+#include "base/cleanup.h"
+#include "base/str.h"
+
+#define PATH_DEFAULT "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+#define RING_LARGE 1048576
+#define RING_SMALL 131072
+#define LARGE_PROCESSES 16 /* this many may hold a large ring: memory stays bounded */
+#define DEFAULTS_MAX 10
+
+struct job {
+    struct user user;
+    char **argv;                  /* owned array of borrowed strings */
+    char **env;                   /* owned array, borrowed strings */
+    char *defaults[DEFAULTS_MAX]; /* owned strings */
+    const char *path;
+    int child[3]; /* owned: the process's ends */
+    int near[3];  /* owned: the agent's ends; [0] for writing */
+    bool pty;
+};
+
+static void job_finish(struct job *j)
+{
+    free(j->argv);
+    free(j->env);
+    for (size_t i = 0; i < DEFAULTS_MAX; i++)
+        free(j->defaults[i]);
+    for (int i = 0; i < 3; i++) {
+        if (j->child[i] >= 0)
+            (void)close(j->child[i]);
+        if (j->near[i] >= 0)
+            (void)close(j->near[i]);
+    }
+}
+
+static int refuse(struct process *p, const char *what)
+{
+    (void)str_copy(p->message, sizeof(p->message), what);
+    return -1;
+}
+
+static size_t count_strings(const struct proto_fields *f, uint16_t tag)
+{
+    size_t cursor = 0, n = 0;
+    while (proto_next_string(f, tag, &cursor))
+        n++;
+    return n;
+}
+
+static int make_argv(struct process *p, struct job *j, const struct proto_fields *f)
+{
+    const char *shell = proto_get_string(f, PROTO_F_SHELL, NULL);
+    size_t n = count_strings(f, PROTO_F_ARG), cursor = 0, i = 0;
+    if ((n == 0) == !shell)
+        return refuse(p, "either a command or a shell text must be given");
+    j->argv = calloc(n + 4, sizeof(char *));
+    if (!j->argv)
+        return refuse(p, "the agent is out of memory");
+    if (shell) {
+        bool bash = access("/bin/bash", X_OK) == 0;
+        j->argv[i++] = (char *)(bash ? "/bin/bash" : "/bin/sh");
+        j->argv[i++] = (char *)"-lc";
+        j->argv[i++] = (char *)shell;
+    }
+    while (i < n + 3) {
+        const char *arg = proto_next_string(f, PROTO_F_ARG, &cursor);
+        if (!arg)
+            break;
+        j->argv[i++] = (char *)arg;
+    }
+    return j->argv[0][0] ? 0 : refuse(p, "the command's name is empty");
+}
+
+static bool has_key(char *const *env, size_t n, const char *setting)
+{
+    size_t key = strcspn(setting, "=") + 1;
+    for (size_t i = 0; i < n; i++)
+        if (strncmp(env[i], setting, key) == 0)
+            return true;
+    return false;
+}
+
+/* Default environment first, then what was given; a default that was given too is left out. */
+static int make_env(struct process *p, struct job *j, const struct proto_fields *f)
+{
+    const struct user *u = &j->user;
+    size_t n = count_strings(f, PROTO_F_ENV), cursor = 0, given = 0, d = 0;
+    const char *term = proto_get_string(f, PROTO_F_TERM, "xterm-256color");
+    j->env = calloc(n + DEFAULTS_MAX + 1, sizeof(char *));
+    AUTO_FREE char **list = calloc(n + 1, sizeof(char *));
+    if (!j->env || !list)
+        return refuse(p, "the agent is out of memory");
+    for (const char *s; (s = proto_next_string(f, PROTO_F_ENV, &cursor));)
+        list[given++] = (char *)s;
+    const char *const pairs[][2] = {{"PATH", PATH_DEFAULT},        {"HOME", u->home},   {"USER", u->name},
+                                    {"LOGNAME", u->name},          {"SHELL", u->shell}, {"LANG", "C.UTF-8"},
+                                    {"TERM", j->pty ? term : NULL}};
+    size_t at = 0;
+    for (size_t i = 0; i < ARRAY_LEN(pairs); i++) {
+        if (!pairs[i][1])
+            continue;
+        char *setting = str_printf("%s=%s", pairs[i][0], pairs[i][1]);
+        if (!setting)
+            return refuse(p, "the agent is out of memory");
+        j->defaults[d++] = setting;
+        if (!has_key(list, given, setting))
+            j->env[at++] = setting;
+    }
+    memcpy(j->env + at, list, given * sizeof(char *));
+    for (size_t i = 0; j->env[i]; i++)
+        if (strncmp(j->env[i], "PATH=", 5) == 0)
+            j->path = j->env[i] + 5;
+    return 0;
+}
+
+static int make_pipe(int *ret_read, int *ret_write, int near_end)
+{
+    int fds[2];
+    if (pipe2(fds, O_CLOEXEC) < 0)
+        return -1;
+    *ret_read = fds[0];
+    *ret_write = fds[1];
+    return fcntl(fds[near_end], F_SETFL, O_NONBLOCK);
+}
+
+static int make_pipes(struct agent *a, struct process *p, struct job *j, bool with_stdin)
+{
+    if (with_stdin)
+        (void)make_pipe(&j->child[0], &j->near[0], 1);
+    else
+        j->child[0] = fcntl(a->null, F_DUPFD_CLOEXEC, 3);
+    (void)make_pipe(&j->near[1], &j->child[1], 0);
+    (void)make_pipe(&j->near[2], &j->child[2], 0);
+    for (int i = 0; i < 3; i++)
+        if (j->child[i] < 0 || (j->near[i] < 0 && (i > 0 || with_stdin)))
+            return refuse(p, "the agent is out of file descriptors");
+    return 0;
+}
+
+static int make_pty(struct agent *a, struct process *p, struct job *j, const struct proto_fields *f)
+{
+    struct winsize size = {.ws_row = (unsigned short)proto_get_u32(f, PROTO_F_ROWS, 24),
+                           .ws_col = (unsigned short)proto_get_u32(f, PROTO_F_COLS, 80)};
+    int unlock = 0;
+    AUTO_CLOSE int master = openat(a->ptmx_dir, "ptmx", O_RDWR | O_NOCTTY | O_NONBLOCK | O_CLOEXEC);
+    if (master < 0 || ioctl(master, TIOCSPTLCK, &unlock) < 0)
+        return refuse(p, "no pseudo-terminal is to be had");
+    j->child[0] = ioctl(master, TIOCGPTPEER, O_RDWR | O_NOCTTY | O_CLOEXEC);
+    (void)ioctl(master, TIOCSWINSZ, &size);
+    struct termios t;
+    if (j->child[0] >= 0 && tcgetattr(j->child[0], &t) == 0) {
+        t.c_iflag |= IUTF8; /* erasing takes whole characters */
+        (void)tcsetattr(j->child[0], TCSANOW, &t);
+    }
+    j->child[1] = fcntl(j->child[0], F_DUPFD_CLOEXEC, 3);
+    j->child[2] = fcntl(j->child[0], F_DUPFD_CLOEXEC, 3);
+    j->near[0] = fcntl(master, F_DUPFD_CLOEXEC, 3);
+    j->near[1] = fcntl(master, F_DUPFD_CLOEXEC, 3);
+    if (j->child[2] < 0 || j->near[1] < 0)
+        return refuse(p, "no pseudo-terminal is to be had");
+    (void)fchown(j->child[0], j->user.uid, j->user.gid);
+    p->terminal = TAKE_FD(master);
+    return 0;
+}
+
+static int prepare(struct agent *a, struct process *p, struct job *j, const struct proto_fields *f)
+{
+    uint32_t flags = proto_get_u32(f, PROTO_F_FLAGS, 0);
+    const char *who = proto_get_string(f, PROTO_F_USER, "root");
+    AUTO_CLOSE int etc = open("/etc", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (flags & ~(uint32_t)(PROTO_EXEC_STDIN | PROTO_EXEC_PTY))
+        return refuse(p, "a flag that this agent does not know");
+    if (user_find(etc, who, &j->user) < 0) {
+        (void)snprintf(p->message, sizeof(p->message), "there is no user '%.64s'", who);
+        return -1;
+    }
+    j->pty = flags & PROTO_EXEC_PTY;
+    if (make_argv(p, j, f) < 0 || make_env(p, j, f) < 0)
+        return -1;
+    return j->pty ? make_pty(a, p, j, f) : make_pipes(a, p, j, flags & PROTO_EXEC_STDIN);
+}
+
+int launch(struct agent *a, struct process *p, const struct proto_fields *f)
+{
+    CLEANUP(job_finish) struct job j = {.child = {-1, -1, -1}, .near = {-1, -1, -1}};
+    size_t ring = a->process_count <= LARGE_PROCESSES ? RING_LARGE : RING_SMALL;
+    if (prepare(a, p, &j, f) < 0)
+        return -1;
+    p->group = cgroup_take(&a->cgroups);
+    struct spawn s = {
+        .argv = j.argv,
+        .env = j.env,
+        .path = j.path,
+        .cwd = proto_get_string(f, PROTO_F_CWD, NULL),
+        .user = &j.user,
+        .fds = {j.child[0], j.child[1], j.child[2]},
+        .tty = j.pty,
+        .cgroup = p->group.fd,
+    };
+    pid_t pid = spawn_process(&s, p->message, sizeof(p->message));
+    if (pid < 0)
+        return -1;
+    p->pid = pid;
+    in_init(&p->in, TAKE_FD(j.near[0]), PROTO_STDIN_WINDOW, j.pty);
+    out_init(&p->out[0], PROTO_STDOUT, TAKE_FD(j.near[1]), ring);
+    out_init(&p->out[1], PROTO_STDERR, TAKE_FD(j.near[2]), ring);
+    return 0;
+}

@@ -1,0 +1,26 @@
+/* space-agent: PID 1 of a guest. */
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "agent/agent.h"
+#include "agent/boot.h"
+
+int main(void)
+{
+    static struct agent agent;
+    struct agent_config config = {.init = true, .cgroup_fd = -1};
+    if (getpid() != 1) {
+        (void)fprintf(stderr, "space-agent %s: runs as the first process of a guest only\n", SPACE_VERSION);
+        return 2;
+    }
+    config.port_fd = boot_guest(&config.cgroup_fd);
+    if (config.port_fd < 0)
+        boot_power_off();
+    if (agent_init(&agent, &config) < 0) {
+        (void)fprintf(stderr, "space-agent: cannot start: %m\n");
+        boot_power_off();
+    }
+    for (;;)
+        agent_turn(&agent, -1);
+}

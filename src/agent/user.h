@@ -1,0 +1,28 @@
+/* Users and groups from the root file system's own /etc/passwd and /etc/group, without the C library's name
+ * services: the files belong to the guest, so size, lines and fields are bounded. */
+#pragma once
+
+#include <stddef.h>
+#include <sys/types.h>
+
+#define USER_NAME_MAX 64
+#define USER_PATH_MAX 1024
+#define USER_GROUPS_MAX 256
+
+struct user {
+    uid_t uid;
+    gid_t gid;
+    char name[USER_NAME_MAX];
+    char home[USER_PATH_MAX];
+    char shell[USER_PATH_MAX];
+    gid_t groups[USER_GROUPS_MAX];
+    size_t group_count;
+};
+
+/* Finds a user by name or number. A number without an entry is that uid and gid with "/" as home; "root"
+ * always exists. etc_fd: directory that holds passwd and group. Returns 0, or -1: no such user. */
+int user_find(int etc_fd, const char *who, struct user *ret);
+
+/* Makes this process that user for good. 0 or -1 with errno. Raw system calls only: may be used by a child
+ * that shares its parent's memory. */
+int user_become(const struct user *u);
