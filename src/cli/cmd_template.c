@@ -16,15 +16,36 @@
 #define LOG_TAIL 4096 /* bytes of a failed build's log that are shown */
 #define LOG_MAX 1048576
 
+/* In a table the tags of a template are words, not objects. */
+static void flatten_tags(json_t *items)
+{
+    size_t i;
+    json_t *item;
+    json_array_foreach(items, i, item)
+    {
+        char words[200] = "";
+        size_t t;
+        json_t *tag;
+        json_array_foreach(json_object_get(item, "tags"), t, tag)
+        {
+            const char *name = json_string_value(json_object_get(tag, "tag"));
+            size_t n = strlen(words);
+            (void)snprintf(words + n, sizeof(words) - n, "%s%s", n ? " " : "", name ? name : "?");
+        }
+        (void)json_object_set_new(item, "tags", json_string(words));
+    }
+}
+
 int cmd_template_ls(struct cli *c)
 {
-    static const struct cli_column columns[] = {
-        {"NAME", "name"}, {"TAGS", "tags"}, {"CREATED", "created_at"}, {NULL, NULL}};
+    static const struct cli_column columns[] = {{"NAME", "name"}, {"TAGS", "tags"}, {NULL, NULL}};
     struct error err = ERROR_INIT;
     json_t *items = NULL;
     struct client *client = cli_client(c, &err);
     if (!client || client_list(client, "/v1/templates", "", &items, &err) < 0)
         return cli_fail(c, &err);
+    if (!c->json)
+        flatten_tags(items);
     cli_print_list(c, items, columns);
     json_decref(items);
     return EXIT_OK;

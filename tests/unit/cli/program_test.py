@@ -149,6 +149,12 @@ class Lists(Case):
         self.server.answers[("GET", "/v1/sandboxes")] = (200, two, {})
         self.assertEqual(self.space("get", "one").returncode, 4)
 
+    def test_tags_are_words(self):
+        items = [{"name": "seed", "tags": [{"tag": "latest", "digest": "sha256:a"}, {"tag": "v1", "digest": "d"}]}]
+        self.server.answers[("GET", "/v1/templates")] = (200, {"items": items, "next_cursor": None}, {})
+        self.assertEqual(self.space("template", "ls").stdout.split(), [b"NAME", b"TAGS", b"seed", b"latest", b"v1"])
+        self.assertEqual(json.loads(self.space("template", "ls", "-o", "json").stdout)["items"], items)
+
     def test_events_resume(self):
         def events(query, body):
             if "since" not in query:
