@@ -25,6 +25,7 @@
 #define PING_NS (20 * CLOCK_NS_PER_S)
 #define SILENT_NS (60 * CLOCK_NS_PER_S)
 #define INTERRUPTS_MAX 3
+#define CLOSE_POLICY 1008
 #define DETACH_FIRST 0x10  /* ctrl-p */
 #define DETACH_SECOND 0x11 /* ctrl-q */
 
@@ -490,7 +491,12 @@ static int run_connection(struct attach *a, struct retry *r, struct error *err)
         ws_close(a->ws);
         (void)ws_write(a->ws);
     }
+    if (step == STEP_BROKEN && *ws_close_reason(a->ws))
+        (void)str_copy(a->why, sizeof(a->why), ws_close_reason(a->ws));
+    bool refused_us = step == STEP_BROKEN && ws_close_code(a->ws) == CLOSE_POLICY;
     disconnect(a);
+    if (refused_us) /* what we sent was not liked: sending it again would not help */
+        return error_set(err, ERROR_INVALID, "the server ended the connection: %s", a->why);
     if (a->progress || clock_mono_ns() - since > STABLE_NS)
         r->deadline = 0;
     if (step == STEP_BROKEN && a->unconfirmed_data && !a->spec->tty)

@@ -83,8 +83,7 @@ static int finish_attach(struct cli *c, int rc, bool started, const struct attac
 {
     if (rc < 0) {
         int status = cli_fail(c, err);
-        bool local = rc == ERROR_NO_SPACE || rc == ERROR_INVALID;
-        return started && !local ? EXIT_BROKEN : started ? EXIT_FAILED : status;
+        return !started ? status : rc == ERROR_NO_SPACE ? EXIT_FAILED : EXIT_BROKEN;
     }
     if (out->end == ATTACH_DETACHED)
         return EXIT_OK;

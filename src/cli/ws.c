@@ -36,6 +36,7 @@ struct ws {
     bool retry; /* was held: the TLS layer may have bytes that the socket no longer shows */
     bool over;  /* nothing more can be read */
     unsigned close_code;
+    char close_reason[124];
 };
 
 /* --- bytes --- */
@@ -136,6 +137,9 @@ static void on_message(wslay_event_context_ptr frames, const struct wslay_event_
     struct ws *w = arg;
     if (m->opcode == WSLAY_CONNECTION_CLOSE) {
         w->close_code = m->status_code ? m->status_code : WSLAY_CODE_NO_STATUS_RCVD;
+        size_t n = m->msg_length > 2 ? m->msg_length - 2 : 0; /* after the status come the words */
+        if (n < sizeof(w->close_reason))
+            memcpy(w->close_reason, m->msg + 2, n);
     } else if (m->opcode == WSLAY_PONG && m->msg_length == 8) {
         w->events->pong(w->arg, bytes_get_u64(m->msg));
     } else if (m->opcode == WSLAY_TEXT_FRAME && !w->over) {
@@ -449,4 +453,9 @@ bool ws_wants_write(const struct ws *w)
 unsigned ws_close_code(const struct ws *w)
 {
     return w->close_code;
+}
+
+const char *ws_close_reason(const struct ws *w)
+{
+    return w->close_reason;
 }

@@ -62,3 +62,6 @@ bool ws_wants_write(const struct ws *w);
 
 /* Status of the close frame received, 1006 when there was none. */
 unsigned ws_close_code(const struct ws *w);
+
+/* Reason given with it, "" when none; valid until ws_destroy. */
+const char *ws_close_reason(const struct ws *w);

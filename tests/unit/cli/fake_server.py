@@ -163,7 +163,7 @@ class Server:
                     if step[1](message):
                         break
             elif kind == "close":
-                self.frame(conn, 8, struct.pack(">H", step[1]))
+                self.frame(conn, 8, struct.pack(">H", step[1]) + (step[2] if len(step) > 2 else b""))
                 conn.shutdown(socket.SHUT_WR)
                 break  # what the client sent is read: closing over it would discard what was not yet delivered
             elif kind == "drop":

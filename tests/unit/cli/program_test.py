@@ -284,6 +284,13 @@ class Breaks(Case):
         self.assertIn(b"Sandbox gone", r.stderr)
         self.assertEqual(self.paths("DELETE"), ["/v1/sandboxes/sb_1"])
 
+    def test_the_reason_of_a_close_is_told(self):
+        self.server.scripts = [[STARTED, ("close", 1008, b"stdin was not asked for")]]
+        r = self.space("exec", "--no-stdin", "sb_1", "x")
+        self.assertEqual(r.returncode, 125)
+        self.assertIn(b"stdin was not asked for", r.stderr)
+        self.assertEqual(len(self.server.attaches), 1)
+
     def test_expired_token_is_renewed(self):
         self.server.scripts = [[STARTED, ("out", 0, b"a"), ("drop",)],
                                [("refuse", 401, problem(401, "token_expired"))],
