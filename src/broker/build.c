@@ -84,6 +84,8 @@ static void forget_build(const struct privd *p, const char *id)
 /* --- the process --- */
 
 struct launch {
+    char *env[8];
+    char proxies[4][512];
     char *argv[32 + REQUEST_PACKAGES_MAX];
     int fds[5]; /* archive or null, null, log, result, the host's network namespace */
 };
@@ -95,10 +97,24 @@ static int builder_child(void *arg, int gate_fd, struct jail_fail *fail)
     (void)setsid();
     if (jail_place_fds(l->fds, ARRAY_LEN(l->fds), fail) < 0 || jail_wait_gate(gate_fd, fail) < 0)
         return -1;
-    static char *env[] = {"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-                          "LC_ALL=C.UTF-8", NULL};
-    (void)execve(l->argv[0], l->argv, env);
+    (void)execve(l->argv[0], l->argv, l->env);
     return jail_failed(fail, "execute", "space-builder");
+}
+
+/* A clean environment, but for the proxies the host reaches package archives through. */
+static void make_env(struct launch *l)
+{
+    static const char *const names[] = {"http_proxy", "https_proxy", "ftp_proxy", "no_proxy"};
+    unsigned n = 0;
+    l->env[n++] = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+    l->env[n++] = "LC_ALL=C.UTF-8";
+    for (size_t i = 0; i < ARRAY_LEN(names); i++) {
+        const char *value = getenv(names[i]);
+        int len = value ? snprintf(l->proxies[i], sizeof(l->proxies[i]), "%s=%s", names[i], value) : 0;
+        if (len > 0 && (size_t)len < sizeof(l->proxies[i]))
+            l->env[n++] = l->proxies[i];
+    }
+    l->env[n] = NULL;
 }
 
 static int launch_builder(struct build *b, const struct request *q, int result_fd, struct error *err)
@@ -115,6 +131,7 @@ static int launch_builder(struct build *b, const struct request *q, int result_f
     AUTO_CLOSE int null_fd = open("/dev/null", O_RDWR | O_CLOEXEC);
     bool tar = q->kind == BROKER_BUILD_TAR;
     struct launch l = {.fds = {tar ? q->fds[1] : null_fd, null_fd, q->fds[0], result_fd, p->host_net_fd}};
+    make_env(&l);
     unsigned n = 0;
     l.argv[n++] = program;
     l.argv[n++] = tar ? "tar" : "debian";
@@ -126,7 +143,7 @@ static int launch_builder(struct build *b, const struct request *q, int result_f
     for (const char *s = NULL; (s = wire_list_next(&q->packages, s));)
         l.argv[n++] = (char *)s;
     struct jail_child child = JAIL_CHILD_INIT;
-    int rc = jail_clone(CLONE_NEWPID, builder_child, &l, &child, err);
+    int rc = jail_clone(CLONE_NEWPID | CLONE_NEWNS, builder_child, &l, &child, err);
     if (rc < 0)
         return rc;
     b->pid = child.pid;

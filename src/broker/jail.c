@@ -111,12 +111,16 @@ void jail_abort(struct jail_child *c)
     c->pidfd = -1;
 }
 
-int jail_release(struct jail_child *c, struct error *err)
+void jail_open_gate(struct jail_child *c)
+{
+    /* EPIPE (SIGPIPE is ignored): the child has failed already, and jail_wait_exec hears why. */
+    (void)!write(c->gate_fd, "g", 1);
+}
+
+int jail_wait_exec(struct jail_child *c, struct error *err)
 {
     struct jail_fail fail;
-    ssize_t n = -1;
-    /* EPIPE (SIGPIPE is ignored): the child has failed already and says why below. */
-    (void)!write(c->gate_fd, "g", 1);
+    ssize_t n;
     do
         n = read(c->error_fd, &fail, sizeof(fail));
     while (n < 0 && errno == EINTR);
@@ -129,6 +133,12 @@ int jail_release(struct jail_child *c, struct error *err)
         return error_set(err, ERROR_INTERNAL, "a jailed process ended early");
     fail.step[sizeof(fail.step) - 1] = '\0';
     return error_errno(err, ERROR_INTERNAL, fail.errnum, "jail: %s", fail.step);
+}
+
+int jail_release(struct jail_child *c, struct error *err)
+{
+    jail_open_gate(c);
+    return jail_wait_exec(c, err);
 }
 
 /* --- the root --- */

@@ -41,6 +41,11 @@ int jail_clone(uint64_t namespaces, int (*fn)(void *arg, int gate_fd, struct jai
 /* In the child: waits for jail_release. */
 int jail_wait_gate(int gate_fd, struct jail_fail *fail);
 
+/* The two halves of jail_release: opens the gate; waits until the child's end of the error pipe closes
+ * (it has executed, or ended) or brings a failure. */
+void jail_open_gate(struct jail_child *c);
+int jail_wait_exec(struct jail_child *c, struct error *err);
+
 /* Lets the child execute and waits until it has, or failed. On failure the child has been reaped. The
  * pidfd stays the caller's. */
 int jail_release(struct jail_child *c, struct error *err);

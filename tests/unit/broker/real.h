@@ -196,3 +196,35 @@ static inline bool real_platform(struct real *r)
     globfree(&g);
     return true;
 }
+
+/* Gone, or a zombie that only waits for its parent. */
+static inline bool real_has_ended(pid_t pid)
+{
+    AUTO_FREE char *path = str_printf("/proc/%d/status", (int)pid);
+    AUTO_FREE char *text = NULL;
+    size_t n;
+    return fs_read_file(AT_FDCWD, path, 65536, &text, &n, NULL) < 0 || strstr(text, "State:\tZ") != NULL;
+}
+
+/* The broker's process id, from its command line. */
+static inline pid_t real_broker_pid(const struct real *r)
+{
+    AUTO_CLOSEDIR DIR *d = opendir("/proc");
+    struct dirent *e;
+    while ((e = readdir(d))) {
+        uint64_t pid;
+        if (!str_to_u64(e->d_name, 2, INT32_MAX, &pid))
+            continue;
+        AUTO_FREE char *path = str_printf("/proc/%s/cmdline", e->d_name);
+        AUTO_FREE char *text = NULL;
+        size_t n;
+        if (fs_read_file(AT_FDCWD, path, 65536, &text, &n, NULL) < 0)
+            continue;
+        for (size_t i = 0; i < n; i++)
+            if (text[i] == '\0')
+                text[i] = ' ';
+        if (strstr(text, "space-privd ") && strstr(text, r->dir))
+            return (pid_t)pid;
+    }
+    return 0;
+}

@@ -31,15 +31,6 @@ static void assert_status(pid_t pid, const char *line)
         fail_msg("/proc/%d/status has no \"%s\":\n%s", (int)pid, line, text);
 }
 
-/* Gone, or a zombie that only waits for its parent. */
-static bool has_ended(pid_t pid)
-{
-    if (proc_start_time(pid) == 0)
-        return true;
-    AUTO_FREE char *text = proc_text(pid, "status");
-    return strstr(text, "State:\tZ") != NULL;
-}
-
 static bool same_namespace(pid_t pid, const char *name)
 {
     AUTO_FREE char *theirs = str_printf("/proc/%d/ns/%s", (int)pid, name);
@@ -323,33 +314,10 @@ static void test_sockets_connect_twice(void **state)
     }
 }
 
-/* The broker's process id, from its command line. */
-static pid_t broker_pid(void)
-{
-    AUTO_CLOSEDIR DIR *d = opendir("/proc");
-    struct dirent *e;
-    while ((e = readdir(d))) {
-        uint64_t pid;
-        if (!str_to_u64(e->d_name, 2, INT32_MAX, &pid))
-            continue;
-        AUTO_FREE char *path = str_printf("/proc/%s/cmdline", e->d_name);
-        AUTO_FREE char *text = NULL;
-        size_t n;
-        if (fs_read_file(AT_FDCWD, path, 65536, &text, &n, NULL) < 0)
-            continue;
-        for (size_t i = 0; i < n; i++)
-            if (text[i] == '\0')
-                text[i] = ' ';
-        if (strstr(text, "space-privd ") && strstr(text, real.dir))
-            return (pid_t)pid;
-    }
-    return 0;
-}
-
 static void test_broker_is_confined(void **state)
 {
     (void)state;
-    pid_t pid = broker_pid();
+    pid_t pid = real_broker_pid(&real);
     assert_true(pid > 0);
     assert_false(same_namespace(pid, "net"));
     AUTO_FREE char *text = proc_text(pid, "status");
@@ -368,7 +336,7 @@ static void test_broker_is_confined(void **state)
 static void test_adopt_after_kill(void **state)
 {
     (void)state;
-    pid_t broker = broker_pid();
+    pid_t broker = real_broker_pid(&real);
     AUTO_CLOSE int pidfd = proc_open(broker, proc_start_time(broker));
     assert_int_equal(kill(broker, SIGKILL), 0);
     real_wait(&real, &real.gone, 10);
@@ -392,7 +360,7 @@ static void test_kill_and_last_words(void **state)
     struct answer a;
     CALL(&real, &a, 15, broker_vmm_kill, id_a, on_done, &a);
     assert_answer(&a);
-    assert_true(has_ended(pid_a));
+    assert_true(real_has_ended(pid_a));
     CALL(&real, &a, 15, broker_vmm_kill, id_a, on_done, &a); /* again */
     assert_answer(&a);
     /* A platform file that is no kernel: QEMU ends at once and says why. */
@@ -527,7 +495,7 @@ static void test_restore_maps_privately(void **state)
     qmp(fd, "{\"execute\":\"cont\"}", -1, "RESUME");
     CALL(&real, &a, 15, broker_sandbox_remove, id, on_done, &a);
     assert_answer(&a);
-    assert_true(has_ended(i.pid));
+    assert_true(real_has_ended(i.pid));
 }
 
 static unsigned entries(const char *path)
