@@ -29,6 +29,7 @@ check_tidy() {
     log=$(mktemp)
     local status=0
     run-clang-tidy -quiet -j "$(nproc)" -p "$build" "^$PWD/src/.*\.c$|^\.\./src/.*\.c$" >"$log" 2>&1 || status=$?
+    sed -i 's/\x1b\[[0-9;]*m//g' "$log"
     grep -E '(warning|error):' "$log" | sort -u || true
     # A run that looked at no file has checked nothing.
     grep -q 'clang-tidy' "$log" || { cat "$log"; status=1; }
