@@ -1,6 +1,7 @@
 /* Sandboxes: create, ls, get, rm, pause, resume, stop, start, wake. */
 #include <string.h>
 
+#include "base/buf.h"
 #include "base/cleanup.h"
 #include "base/str.h"
 #include "cli/cli.h"
@@ -20,31 +21,43 @@ int cmd_create(struct cli *c)
     return rc < 0 ? cli_fail(c, &err) : cli_operation(c, answer);
 }
 
-/* "&state=x&metadata.k=v" from the filters; heap string. */
+#define QUERY_MAX 65536
+
+/* Adds "name=value", encoded, to a query; false when memory is short. */
+static bool add_filter(struct buf *query, const char *name, const char *value)
+{
+    AUTO_FREE char *pair = client_path("%s=%s", name, value);
+    return pair && buf_printf(query, "%s%s", buf_len(query) ? "&" : "", pair);
+}
+
+static bool add_metadata_filters(struct buf *query, const struct cli_args *a)
+{
+    const char *text;
+    bool fine = true;
+    for (size_t i = 0; fine && (text = cli_item(a, "metadata", i)); i++) {
+        const char *equals = strchr(text, '=');
+        AUTO_FREE char *name = str_printf("metadata.%.*s", (int)strcspn(text, "="), text);
+        fine = name && add_filter(query, name, equals ? equals + 1 : "");
+    }
+    return fine;
+}
+
+/* The query of the filters; heap string, "" without any. */
 static char *list_query(const struct cli_args *a, struct error *err)
 {
-    char *query = strdup("");
+    struct buf query CLEANUP(buf_finish);
+    buf_init(&query, QUERY_MAX);
     const char *state = cli_text(a, "state", NULL);
     const char *template = cli_text(a, "template", NULL);
-    const char *pair;
-    for (size_t i = 0; query && (pair = cli_item(a, "metadata", i)); i++) {
-        AUTO_FREE char *before = query;
-        AUTO_FREE char *key = strndup(pair, strcspn(pair, "="));
-        AUTO_FREE char *one =
-            key ? client_path("metadata.%s=%s", key, strchr(pair, '=') ? strchr(pair, '=') + 1 : "") : NULL;
-        query = one ? str_printf("%s%s%s", before, *before ? "&" : "", one) : NULL;
-    }
-    if (query && (state || template)) {
-        AUTO_FREE char *before = query;
-        AUTO_FREE char *one = client_path("state=%s", state ? state : "");
-        AUTO_FREE char *two = client_path("template=%s", template ? template : "");
-        query = one && two ? str_printf("%s%s%s%s%s", before, *before ? "&" : "", state ? one : "",
-                                        state && template ? "&" : "", template ? two : "")
-                           : NULL;
-    }
-    if (!query)
+    bool fine = add_metadata_filters(&query, a);
+    if (state)
+        fine = fine && add_filter(&query, "state", state);
+    if (template)
+        fine = fine && add_filter(&query, "template", template);
+    char *text = fine && buf_append(&query, "", 1) ? strdup((const char *)buf_head(&query)) : NULL;
+    if (!text)
         (void)error_set(err, ERROR_NO_MEMORY, "out of memory");
-    return query;
+    return text;
 }
 
 int cmd_ls(struct cli *c)

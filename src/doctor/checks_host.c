@@ -71,8 +71,8 @@ void doctor_check_kvm(struct doctor *d)
         return;
     }
     d->kvm_works = d->config->kvm_probe(PROBE_MS, why, sizeof(why));
-    (void)doctor_add(d, "kvm", d->kvm_works ? DOCTOR_OK : DOCTOR_DEGRADED, d->kvm_works ? "" : lost, "%s: %s",
-                     d->kvm_works ? "a probe guest ran" : "/dev/kvm opens, but does not work", why);
+    (void)doctor_add(d, "kvm", d->kvm_works ? DOCTOR_OK : DOCTOR_DEGRADED, d->kvm_works ? "" : lost, "%s",
+                     why);
 }
 
 void doctor_check_tun(struct doctor *d)
