@@ -40,7 +40,8 @@ static inline void cleanup_closedir(DIR **d)
         (void)closedir(*d);
 }
 
-#define CLEANUP(fn) __attribute__((cleanup(fn)))
+/* Held for its clean-up alone, a variable is not "unused". */
+#define CLEANUP(fn) __attribute__((cleanup(fn), unused))
 #define AUTO_FREE CLEANUP(cleanup_free)
 #define AUTO_CLOSE CLEANUP(cleanup_close)
 #define AUTO_FCLOSE CLEANUP(cleanup_fclose)
