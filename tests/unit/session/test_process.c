@@ -297,7 +297,7 @@ static void test_many_offsets(void **state)
     world_settle(w);
     for (unsigned i = 0; i < 12; i++) {
         assert_int_equal(k[i]->results, 1);
-        sink_holds(k[i], 0, "ababababababcd" + i);
+        sink_holds(k[i], 0, &"ababababababcd"[i]);
         sink_close(k[i]);
     }
     struct process_reader *r = NULL;
