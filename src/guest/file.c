@@ -1,0 +1,333 @@
+/* Files: each operation has a channel of its own and does not survive the link. */
+#include <stdlib.h>
+#include <string.h>
+#include <utlist.h>
+
+#include "base/cleanup.h"
+#include "guest/internal.h"
+
+#define PUSH_PART (60u << 10)
+#define TELL_BYTES (64u << 10)
+#define WRITE_CREDIT_MAX (4u << 20)
+
+struct file_request {
+    uint32_t op;
+    const char *user, *path;
+    uint32_t mode;
+    bool recursive;
+    uint64_t offset, length;
+};
+
+static int put_request(struct guest *g, uint32_t channel, const struct file_request *r, struct error *err)
+{
+    struct buf body;
+    if (strlen(r->path) + 1 > PROTO_PATH_MAX || r->path[0] != '/')
+        return error_field(err, ERROR_INVALID, "path", "the path must be absolute and shorter than %d bytes",
+                           PROTO_PATH_MAX);
+    if (r->user && strlen(r->user) + 1 > 256)
+        return error_field(err, ERROR_INVALID, "user", "the user's name is too long");
+    if (g->link != LINK_READY)
+        return error_set(err, ERROR_UNAVAILABLE, "the guest is not connected");
+    buf_init(&body, 16384);
+    bool ok = proto_put_u32(&body, PROTO_F_OP, r->op) && proto_put_string(&body, PROTO_F_PATH, r->path) &&
+              proto_put_string(&body, PROTO_F_USER, r->user) && proto_put_u32(&body, PROTO_F_MODE, r->mode) &&
+              proto_put_u32(&body, PROTO_F_RECURSIVE, r->recursive) &&
+              proto_put_u64(&body, PROTO_F_OFFSET, r->offset) &&
+              proto_put_u64(&body, PROTO_F_LENGTH, r->length) && guest_send(g, PROTO_FILE, channel, &body);
+    buf_finish(&body);
+    return ok ? 0 : error_set(err, ERROR_CAPACITY, "too much is queued for the guest");
+}
+
+/* --- stat, remove, mkdir --- */
+static void simple(struct guest *g, const struct file_request *r, guest_done done, guest_stat_done stat_done,
+                   void *arg)
+{
+    struct error e = ERROR_INIT;
+    struct call *c = guest_call_new(g, done, stat_done, arg);
+    if (!c)
+        return;
+    c->channel = guest_new_channel(g);
+    if (g->call_count > GUEST_CALLS_MAX)
+        (void)error_set(&e, ERROR_CAPACITY, "too many requests to one guest");
+    else
+        (void)put_request(g, c->channel, r, &e);
+    if (e.code)
+        guest_call_fail(g, c, &e);
+}
+
+void guest_file_stat(struct guest *g, const char *user, const char *path, guest_stat_done done, void *arg)
+{
+    struct file_request r = {.op = PROTO_OP_STAT, .user = user, .path = path};
+    simple(g, &r, NULL, done, arg);
+}
+
+void guest_file_remove(struct guest *g, const char *user, const char *path, bool recursive, guest_done done,
+                       void *arg)
+{
+    struct file_request r = {.op = PROTO_OP_REMOVE, .user = user, .path = path, .recursive = recursive};
+    simple(g, &r, done, NULL, arg);
+}
+
+void guest_file_mkdir(struct guest *g, const char *user, const char *path, bool parents, guest_done done,
+                      void *arg)
+{
+    struct file_request r = {.op = PROTO_OP_MKDIR, .user = user, .path = path, .recursive = parents};
+    simple(g, &r, done, NULL, arg);
+}
+
+/* --- read and write --- */
+static int create(struct guest *g, const struct file_request *r, struct guest_file **ret, struct error *err)
+{
+    if (g->file_count >= GUEST_FILES_MAX)
+        return error_set(err, ERROR_CAPACITY, "too many file operations in one sandbox");
+    struct guest_file *f = calloc(1, sizeof(*f));
+    if (!f)
+        return error_set(err, ERROR_NO_MEMORY, "no memory for a file operation");
+    f->channel = guest_new_channel(g);
+    int code = put_request(g, f->channel, r, err);
+    if (code < 0) {
+        free(f);
+        return code;
+    }
+    f->g = g;
+    buf_init(&f->out, GUEST_PUSH_MAX);
+    f->told = PROTO_OUTPUT_WINDOW;
+    f->out_limit = PROTO_WRITE_WINDOW;
+    DL_APPEND(g->files, f);
+    g->file_count++;
+    *ret = f;
+    return 0;
+}
+
+int guest_file_read(struct guest *g, const char *user, const char *path, uint64_t offset, uint64_t length,
+                    const struct guest_read_events *events, void *arg, struct guest_file **ret,
+                    struct error *err)
+{
+    struct file_request r = {
+        .op = PROTO_OP_READ, .user = user, .path = path, .offset = offset, .length = length};
+    struct guest_file *f;
+    int code = create(g, &r, &f, err);
+    if (code < 0)
+        return code;
+    f->read = *events;
+    f->arg = arg;
+    *ret = f;
+    return 0;
+}
+
+int guest_file_write(struct guest *g, const struct guest_write *w, const struct guest_write_events *events,
+                     void *arg, struct guest_file **ret, struct error *err)
+{
+    struct file_request r = {
+        .op = PROTO_OP_WRITE, .user = w->user, .path = w->path, .mode = w->mode, .recursive = w->parents};
+    struct guest_file *f;
+    int code = create(g, &r, &f, err);
+    if (code < 0)
+        return code;
+    f->write = *events;
+    f->arg = arg;
+    f->writes = true;
+    *ret = f;
+    return 0;
+}
+
+void file_free(struct guest_file *f)
+{
+    buf_finish(&f->out);
+    free(f);
+}
+
+void guest_file_taken(struct guest_file *f, size_t n)
+{
+    if (!f->g || f->writes || n > f->received - f->taken)
+        return;
+    f->taken += n;
+    if (f->taken + PROTO_OUTPUT_WINDOW - f->told >= TELL_BYTES)
+        guest_flush_later(f->g);
+}
+
+size_t guest_file_push(struct guest_file *f, const void *data, size_t n)
+{
+    if (!f->g || !f->writes || f->ended || f->commit)
+        return n; /* its end has been or will be told */
+    size_t room = buf_room(&f->out);
+    size_t take = n < room ? n : room;
+    if (take && !buf_append(&f->out, data, take))
+        take = 0;
+    f->push_short |= take < n;
+    guest_flush_later(f->g);
+    return take;
+}
+
+void guest_file_commit(struct guest_file *f)
+{
+    f->commit = true;
+    if (f->g)
+        guest_flush_later(f->g);
+}
+
+void guest_file_close(struct guest_file *f)
+{
+    struct guest *g = f->g;
+    if (!g) {
+        file_free(f);
+        return;
+    }
+    if (!f->ended) {
+        (void)guest_send(g, PROTO_FILE_CLOSE, f->channel, NULL);
+        g->late += 8192;
+        if (!f->writes)
+            g->late += (int64_t)(f->told - f->received) * (PROTO_OVERHEAD + PROTO_DATA_PRELUDE + 1);
+        else
+            g->late += 65536; /* windows that were under way */
+    }
+    DL_DELETE(g->files, f);
+    g->file_count--;
+    f->g = NULL;
+    guest_enter(g);
+    LL_PREPEND(g->dead_files, f);
+    guest_leave(g);
+}
+
+static void pump_write(struct guest_file *f)
+{
+    uint64_t end = f->out_base + buf_len(&f->out);
+    struct guest *g = f->g;
+    while (buf_len(&g->tx) <= GUEST_TX_HIGH) {
+        uint64_t most = end < f->out_limit ? end : f->out_limit;
+        size_t n = most > f->out_sent ? (size_t)(most - f->out_sent) : 0;
+        n = n < PUSH_PART ? n : PUSH_PART;
+        if (n == 0)
+            break;
+        struct proto_data d = {PROTO_FILE_DATA, false, f->out_sent,
+                               buf_head(&f->out) + (f->out_sent - f->out_base), n};
+        if (!proto_data_send(&g->tx, g->tag, f->channel, &d))
+            break;
+        f->out_sent += n;
+    }
+    if (f->commit && !f->commit_sent && f->out_sent == end)
+        f->commit_sent = guest_send(g, PROTO_FILE_COMMIT, f->channel, NULL);
+}
+
+void file_pump(struct guest_file *f)
+{
+    uint64_t limit = f->taken + PROTO_OUTPUT_WINDOW;
+    if (f->ended || f->failed)
+        return;
+    if (f->writes) {
+        pump_write(f);
+    } else if (limit - f->told >= TELL_BYTES) {
+        struct proto_window w = {PROTO_FILE_DATA, f->taken, limit};
+        if (proto_window_send(&f->g->tx, f->g->tag, f->channel, &w))
+            f->told = limit;
+    }
+}
+
+void file_fail(struct guest_file *f, const struct error *err)
+{
+    struct error copy = *err;
+    f->failed = false;
+    f->ended = true;
+    if (f->writes)
+        f->write.done(f->arg, &copy, NULL);
+    else
+        f->read.done(f->arg, &copy);
+}
+
+static int on_opened(struct guest_file *f, const struct proto_fields *fields, const char **ret_why)
+{
+    struct guest_stat st;
+    size_t n;
+    const unsigned char *stat = proto_get_bytes(fields, PROTO_F_STAT, &n);
+    if (f->writes || f->opened || !stat) {
+        *ret_why = "word of an opened file that was not asked for";
+        return -1;
+    }
+    guest_stat_of(stat, &st);
+    f->opened = true;
+    if (f->read.opened)
+        f->read.opened(f->arg, &st);
+    return 0;
+}
+
+static int on_data(struct guest_file *f, const struct proto_frame *frame, const char **ret_why)
+{
+    struct proto_data d;
+    *ret_why = "file data that does not continue what came before";
+    if (f->writes || !f->opened || proto_data_get(frame, &d) < 0 || d.stream != PROTO_FILE_DATA || d.n == 0 ||
+        d.fin)
+        return -1;
+    if (d.offset != f->received || d.offset + d.n > f->told)
+        return -1;
+    f->received += d.n;
+    f->read.data(f->arg, d.bytes, d.n);
+    return 0;
+}
+
+static int on_window(struct guest_file *f, const struct proto_frame *frame, const char **ret_why)
+{
+    struct proto_window w;
+    *ret_why = "a window of a file that cannot be";
+    if (!f->writes || proto_window_get(frame, &w) < 0 || w.stream != PROTO_FILE_DATA)
+        return -1;
+    if (w.acked < f->out_base || w.acked > f->out_sent || w.limit <= f->out_limit ||
+        w.limit - w.acked > WRITE_CREDIT_MAX)
+        return -1;
+    buf_consume(&f->out, (size_t)(w.acked - f->out_base));
+    f->out_base = w.acked;
+    f->out_limit = w.limit;
+    guest_flush_later(f->g);
+    if (f->push_short && buf_room(&f->out) >= GUEST_PUSH_MAX / 4) {
+        f->push_short = false;
+        if (f->write.room)
+            f->write.room(f->arg);
+    }
+    return 0;
+}
+
+static int on_done(struct guest_file *f, const struct proto_fields *fields, const char **ret_why)
+{
+    struct error e = ERROR_INIT;
+    struct guest_stat st;
+    size_t n;
+    const unsigned char *stat = proto_get_bytes(fields, PROTO_F_STAT, &n);
+    if (proto_get_u32(fields, PROTO_F_CODE, 1) != 0) {
+        guest_error(fields, &e);
+        file_fail(f, &e);
+        return 0;
+    }
+    if (f->writes ? !f->commit_sent || !stat : !f->opened) {
+        *ret_why = "success of what was not done";
+        return -1;
+    }
+    f->ended = true;
+    if (!f->writes) {
+        f->read.done(f->arg, NULL);
+        return 0;
+    }
+    guest_stat_of(stat, &st);
+    f->write.done(f->arg, NULL, &st);
+    return 0;
+}
+
+int file_message(struct guest_file *f, const struct proto_message *m, const struct proto_frame *frame,
+                 const struct proto_fields *fields, const char **ret_why)
+{
+    if (f->ended || f->failed) {
+        *ret_why = "a message about a file operation that has ended";
+        return -1;
+    }
+    switch (m->type) {
+    case PROTO_FILE_OPENED:
+        return on_opened(f, fields, ret_why);
+    case PROTO_DATA:
+        return on_data(f, frame, ret_why);
+    case PROTO_WINDOW:
+        return on_window(f, frame, ret_why);
+    case PROTO_FILE_DONE:
+        return on_done(f, fields, ret_why);
+    default:
+        *ret_why = "a message about processes on the channel of a file";
+        return -1;
+    }
+}

@@ -1,0 +1,152 @@
+/* What the parts of the host's end share. See guest.h for the contract.
+ *
+ * Callbacks may destroy the guest or release the very object they are about. So: a callback is the last thing
+ * done to an object; whoever calls one is between guest_enter and guest_leave, and memory is freed when the
+ * outermost leaves. */
+#pragma once
+
+#include "guest/guest.h"
+#include "proto/proto.h"
+
+#define GUEST_CALLS_MAX 256
+#define GUEST_PROCESSES_MAX 1024
+#define GUEST_FILES_MAX 256
+#define GUEST_TX_MAX (8u << 20)
+#define GUEST_TX_HIGH (256u << 10) /* stream data waits while more than this is queued */
+#define GUEST_RX_MAX (512u << 10)
+#define GUEST_RX_STEP (256u << 10)
+#define GUEST_STDIN_MAX (64u << 10)
+#define GUEST_PUSH_MAX (256u << 10)
+#define GUEST_BREAKS_MAX 3 /* breaks of the protocol within the time below are final */
+#define GUEST_BREAKS_MS 60000
+
+enum guest_link {             /* one function makes transitions: link_set in link.c */
+                  LINK_DOWN,  /* waiting to connect */
+                  LINK_SYNC,  /* connected; looking for the acknowledgement of our epoch */
+                  LINK_HELLO, /* acknowledged; HELLO must follow */
+                  LINK_READY,
+                  LINK_FINAL /* given up */
+};
+
+struct call {
+    struct call *prev, *next;
+    guest_done done;
+    guest_stat_done stat_done;
+    void *arg;
+    uint32_t request; /* answered by REPLY; or */
+    uint32_t channel; /* answered by FILE_DONE */
+    bool settled;     /* the answer is known and will be given by the deferred call */
+    struct error error;
+};
+
+struct guest_process {
+    struct guest *g; /* NULL: inert */
+    struct guest_process *prev, *next;
+    struct guest_process_events events;
+    void *arg;
+    char id[ID_SIZE];
+    uint32_t channel;
+    struct buf exec;   /* the EXEC message until it is answered; empty for one taken up */
+    bool announced;    /* EXEC or ATTACH has been sent in this epoch */
+    bool known;        /* the agent has it: ATTACH after a resync, not EXEC */
+    bool attached;     /* STARTED came in this epoch */
+    bool told_started; /* the owner knows */
+    bool ended, released;
+    uint64_t received[2], acked[2], limit[2]; /* by the owner's word */
+    uint64_t told_acked[2], told_limit[2];    /* what the agent was last told */
+    unsigned frames[2];                       /* since the last window */
+    struct buf in;                            /* stdin from in_base on */
+    uint64_t in_base, in_sent, in_limit;
+    bool in_fin, in_fin_sent, in_short;
+};
+
+struct guest_file {
+    struct guest *g;
+    struct guest_file *prev, *next;
+    struct guest_read_events read;
+    struct guest_write_events write;
+    void *arg;
+    uint32_t channel;
+    bool writes, opened, ended, commit, commit_sent, push_short, closed;
+    bool failed; /* error is to be told by the deferred call */
+    struct error error;
+    uint64_t received, taken, told; /* read */
+    struct buf out;                 /* write: from out_base on */
+    uint64_t out_base, out_sent, out_limit;
+};
+
+struct guest {
+    struct loop *loop;
+    char *socket_path; /* owned */
+    char *sandbox_id;  /* owned */
+    unsigned ready_timeout_ms, lost_timeout_ms;
+    struct guest_events events;
+    void *arg;
+    enum guest_link link;
+    int fd; /* owned */
+    struct loop_fd watch;
+    struct loop_timer retry, deadline, alive;
+    struct loop_deferred flush;
+    struct buf rx, tx;
+    struct proto_assembly assembly;
+    uint64_t epoch;
+    uint32_t tag;
+    unsigned attempt; /* SYNCs on this connection */
+    unsigned backoff_ms;
+    bool was_ready, held, destroyed;
+    bool wants_write;
+    unsigned depth;
+    int64_t last_heard;
+    int64_t breaks[GUEST_BREAKS_MAX];
+    uint64_t ping; /* token awaited; 0: none */
+    uint32_t next_channel, next_request;
+    int64_t late; /* bytes that may still come on channels given up */
+    struct call *calls;
+    struct guest_process *processes, *dead_processes;
+    struct guest_file *files, *dead_files;
+    unsigned call_count, process_count, file_count;
+};
+
+/* guest.c */
+void guest_enter(struct guest *g);
+void guest_leave(struct guest *g); /* may free g */
+void guest_flush_later(struct guest *g);
+/* Handles one whole message. 0, or -1 with the fault named. */
+int guest_message(struct guest *g, const struct proto_frame *f, const char **ret_why);
+/* The link is up: everything that waits for it is sent. */
+void guest_link_up(struct guest *g);
+/* The link is gone: what cannot survive it is told so. */
+void guest_link_gone(struct guest *g, const struct error *why);
+uint32_t guest_new_channel(struct guest *g);
+/* Sends a control message; false when the queue is full. Empties body. */
+bool guest_send(struct guest *g, uint8_t type, uint32_t channel, struct buf *body);
+/* An error from the guest: code and text are not trusted. */
+void guest_error(const struct proto_fields *f, struct error *ret);
+/* A new call; NULL when there are too many. */
+struct call *guest_call_new(struct guest *g, guest_done done, guest_stat_done stat_done, void *arg);
+void guest_call_fail(struct guest *g, struct call *c, const struct error *err);
+void guest_stat_of(const unsigned char *p, struct guest_stat *ret);
+
+/* link.c */
+int link_start(struct guest *g, struct error *err);
+void link_finish(struct guest *g);
+/* Writes what is queued as far as the socket takes it. */
+void link_flush(struct guest *g);
+/* The link broke: tells, and connects again unless it is final. */
+void link_break(struct guest *g, const struct error *why);
+/* Handles n bytes at p as if they had come in; for the socket and for tests. */
+size_t link_input(struct guest *g, const unsigned char *p, size_t n);
+
+/* process.c */
+int process_message(struct guest_process *p, const struct proto_message *m, const struct proto_frame *f,
+                    const struct proto_fields *fields, const char **ret_why);
+void process_pump(struct guest_process *p);
+void process_link_gone(struct guest_process *p);
+void process_free(struct guest_process *p);
+
+/* file.c */
+int file_message(struct guest_file *f, const struct proto_message *m, const struct proto_frame *frame,
+                 const struct proto_fields *fields, const char **ret_why);
+void file_pump(struct guest_file *f);
+void file_fail(struct guest_file *f, const struct error *err); /* tells its owner */
+void file_free(struct guest_file *f);

@@ -1,0 +1,431 @@
+/* Processes: their place in the epoch, their streams, their one result. */
+#include <stdlib.h>
+#include <string.h>
+#include <utlist.h>
+
+#include "base/cleanup.h"
+#include "base/str.h"
+#include "guest/internal.h"
+
+#define TELL_BYTES (32u << 10) /* a window is worth a frame when it moved this far, */
+#define TELL_FRAMES 32         /* or after this many small frames */
+#define STDIN_PART (32u << 10)
+#define STDIN_CREDIT_MAX (1u << 20)
+
+static const enum proto_stream wire_stream[2] = {PROTO_STDOUT, PROTO_STDERR};
+
+static struct guest_process *create(struct guest *g, const char *id,
+                                    const struct guest_process_events *events, void *arg, struct error *err)
+{
+    struct guest_process *p = g->process_count < GUEST_PROCESSES_MAX ? calloc(1, sizeof(*p)) : NULL;
+    if (!p) {
+        (void)error_set(err, ERROR_CAPACITY, "too many processes in one sandbox");
+        return NULL;
+    }
+    p->g = g;
+    p->events = *events;
+    p->arg = arg;
+    (void)str_copy(p->id, sizeof(p->id), id);
+    p->channel = guest_new_channel(g);
+    buf_init(&p->exec, PROTO_EXEC_MAX);
+    buf_init(&p->in, GUEST_STDIN_MAX);
+    for (int i = 0; i < 2; i++)
+        p->limit[i] = p->told_limit[i] = PROTO_OUTPUT_WINDOW;
+    DL_APPEND(g->processes, p);
+    g->process_count++;
+    guest_flush_later(g);
+    return p;
+}
+
+void process_free(struct guest_process *p)
+{
+    buf_finish(&p->exec);
+    buf_finish(&p->in);
+    free(p);
+}
+
+static int check_strings(const struct guest_exec *e, struct error *err)
+{
+    size_t bytes = e->shell ? strlen(e->shell) + 1 : 0, count = 0;
+    const char *const *const lists[2] = {e->argv, e->env};
+    if (!e->argv == !e->shell || (e->argv && !e->argv[0]))
+        return error_set(err, ERROR_INVALID, "exactly one of a command and a shell text must be given");
+    for (size_t i = 0; i < 2; i++)
+        for (const char *const *s = lists[i]; s && *s; s++) {
+            bytes += strlen(*s) + 1;
+            count++;
+        }
+    if (bytes > PROTO_STRINGS_MAX)
+        return error_set(err, ERROR_TOO_LARGE, "arguments and environment are %zu bytes; the limit is %d",
+                         bytes, PROTO_STRINGS_MAX);
+    if (count > PROTO_STRINGS_COUNT)
+        return error_set(err, ERROR_TOO_LARGE, "arguments and environment are %zu strings; the limit is %d",
+                         count, PROTO_STRINGS_COUNT);
+    return 0;
+}
+
+static int check_field(const char *name, const char *value, size_t max, struct error *err)
+{
+    if (value && strlen(value) + 1 > max)
+        return error_field(err, ERROR_INVALID, name, "%s is longer than %zu bytes", name, max - 1);
+    return 0;
+}
+
+static int put_exec(struct buf *b, const struct guest_exec *e, struct error *err)
+{
+    uint32_t flags = (e->stdin_open ? PROTO_EXEC_STDIN : 0) | (e->pty ? PROTO_EXEC_PTY : 0);
+    bool ok = proto_put_string(b, PROTO_F_PROCESS, e->process_id) &&
+              proto_put_string(b, PROTO_F_SHELL, e->shell) && proto_put_string(b, PROTO_F_CWD, e->cwd) &&
+              proto_put_string(b, PROTO_F_USER, e->user) && proto_put_u32(b, PROTO_F_FLAGS, flags) &&
+              proto_put_u32(b, PROTO_F_TIMEOUT, e->timeout_ms);
+    for (int i = 0; i < 2; i++)
+        ok = ok && proto_put_u64(b, i ? PROTO_F_STDERR_LIMIT : PROTO_F_STDOUT_LIMIT, PROTO_OUTPUT_WINDOW);
+    if (e->pty)
+        ok = ok && proto_put_u32(b, PROTO_F_ROWS, e->rows) && proto_put_u32(b, PROTO_F_COLS, e->cols) &&
+             proto_put_string(b, PROTO_F_TERM, e->term);
+    for (const char *const *s = e->argv; ok && s && *s; s++)
+        ok = proto_put_string(b, PROTO_F_ARG, *s);
+    for (const char *const *s = e->env; ok && s && *s; s++)
+        ok = proto_put_string(b, PROTO_F_ENV, *s);
+    return ok ? 0 : error_set(err, ERROR_NO_MEMORY, "no memory for a command");
+}
+
+int guest_process_start(struct guest *g, const struct guest_exec *exec,
+                        const struct guest_process_events *events, void *arg, struct guest_process **ret,
+                        struct error *err)
+{
+    int r = check_strings(exec, err);
+    if (r == 0)
+        r = check_field("cwd", exec->cwd, PROTO_PATH_MAX, err);
+    if (r == 0)
+        r = check_field("user", exec->user, 256, err);
+    if (r == 0)
+        r = check_field("term", exec->term, 64, err);
+    if (r < 0)
+        return r;
+    if (g->link == LINK_FINAL)
+        return error_set(err, ERROR_UNAVAILABLE, "the guest is not connected");
+    struct guest_process *p = create(g, exec->process_id, events, arg, err);
+    if (!p)
+        return ERROR_CAPACITY;
+    r = put_exec(&p->exec, exec, err);
+    if (r < 0) {
+        guest_process_release(p);
+        return r;
+    }
+    *ret = p;
+    return 0;
+}
+
+int guest_process_adopt(struct guest *g, const char *process_id, uint64_t stdout_offset,
+                        uint64_t stderr_offset, const struct guest_process_events *events, void *arg,
+                        struct guest_process **ret, struct error *err)
+{
+    struct guest_process *p;
+    if (g->link == LINK_FINAL)
+        return error_set(err, ERROR_UNAVAILABLE, "the guest is not connected");
+    p = create(g, process_id, events, arg, err);
+    if (!p)
+        return ERROR_CAPACITY;
+    const uint64_t offsets[2] = {stdout_offset, stderr_offset};
+    for (int i = 0; i < 2; i++) {
+        p->received[i] = p->acked[i] = p->told_acked[i] = offsets[i];
+        p->limit[i] = p->told_limit[i] = offsets[i] + PROTO_OUTPUT_WINDOW;
+    }
+    p->known = true;
+    *ret = p;
+    return 0;
+}
+
+/* --- towards the guest --- */
+static void send_attach(struct guest_process *p)
+{
+    struct buf body;
+    buf_init(&body, 512);
+    (void)proto_put_string(&body, PROTO_F_PROCESS, p->id);
+    (void)proto_put_u64(&body, PROTO_F_STDOUT, p->received[0]);
+    (void)proto_put_u64(&body, PROTO_F_STDERR, p->received[1]);
+    (void)proto_put_u64(&body, PROTO_F_STDOUT_LIMIT, p->limit[0]);
+    (void)proto_put_u64(&body, PROTO_F_STDERR_LIMIT, p->limit[1]);
+    p->announced = guest_send(p->g, PROTO_ATTACH, p->channel, &body);
+    for (int i = 0; i < 2; i++) {
+        p->told_acked[i] = p->received[i];
+        p->told_limit[i] = p->limit[i];
+        p->frames[i] = 0;
+    }
+    buf_finish(&body);
+}
+
+static void announce(struct guest_process *p)
+{
+    if (buf_len(&p->g->tx) > GUEST_TX_HIGH)
+        return;
+    if (p->known)
+        send_attach(p);
+    else
+        p->announced = guest_send(p->g, PROTO_EXEC, p->channel, &p->exec);
+}
+
+static bool window_is_due(const struct guest_process *p, int i)
+{
+    if (p->acked[i] - p->told_acked[i] >= TELL_BYTES || p->frames[i] >= TELL_FRAMES)
+        return p->acked[i] > p->told_acked[i] || p->limit[i] > p->told_limit[i];
+    /* The guest is about to run out of credit. */
+    return p->limit[i] > p->told_limit[i] && p->told_limit[i] - p->received[i] < TELL_BYTES;
+}
+
+static void send_windows(struct guest_process *p)
+{
+    for (int i = 0; i < 2; i++) {
+        struct proto_window w = {wire_stream[i], p->acked[i], p->limit[i]};
+        if (!window_is_due(p, i) || !proto_window_send(&p->g->tx, p->g->tag, p->channel, &w))
+            continue;
+        p->told_acked[i] = w.acked;
+        p->told_limit[i] = w.limit;
+        p->frames[i] = 0;
+    }
+}
+
+static void send_stdin(struct guest_process *p)
+{
+    uint64_t end = p->in_base + buf_len(&p->in);
+    while (buf_len(&p->g->tx) <= GUEST_TX_HIGH) {
+        uint64_t most = (end < p->in_limit ? end : p->in_limit);
+        size_t n = most > p->in_sent ? (size_t)(most - p->in_sent) : 0;
+        n = n < STDIN_PART ? n : STDIN_PART;
+        bool fin = p->in_fin && !p->in_fin_sent && p->in_sent + n == end;
+        if (n == 0 && !fin)
+            break;
+        struct proto_data d = {PROTO_STDIN, fin, p->in_sent, NULL, n};
+        if (n)
+            d.bytes = buf_head(&p->in) + (p->in_sent - p->in_base);
+        if (!proto_data_send(&p->g->tx, p->g->tag, p->channel, &d))
+            break;
+        p->in_sent += n;
+        p->in_fin_sent |= fin;
+    }
+}
+
+void process_pump(struct guest_process *p)
+{
+    if (p->ended)
+        return;
+    if (!p->announced)
+        announce(p);
+    if (!p->attached)
+        return;
+    send_windows(p);
+    send_stdin(p);
+}
+
+void process_link_gone(struct guest_process *p)
+{
+    p->announced = p->attached = false;
+    p->in_fin_sent = false;
+}
+
+void guest_process_taken(struct guest_process *p, enum guest_stream stream, uint64_t offset, uint64_t room)
+{
+    int i = stream == GUEST_STDERR;
+    uint64_t limit;
+    if (!p->g || offset > p->received[i])
+        return;
+    if (__builtin_add_overflow(offset, room, &limit))
+        limit = UINT64_MAX;
+    p->acked[i] = offset > p->acked[i] ? offset : p->acked[i];
+    p->limit[i] = limit > p->limit[i] ? limit : p->limit[i];
+    if (window_is_due(p, i))
+        guest_flush_later(p->g);
+}
+
+size_t guest_process_stdin(struct guest_process *p, const void *data, size_t n)
+{
+    if (!p->g || p->ended || p->in_fin)
+        return n; /* there is nobody to read it */
+    size_t room = buf_room(&p->in);
+    size_t take = n < room ? n : room;
+    if (take && !buf_append(&p->in, data, take))
+        take = 0;
+    p->in_short |= take < n;
+    guest_flush_later(p->g);
+    return take;
+}
+
+void guest_process_stdin_close(struct guest_process *p)
+{
+    p->in_fin = true;
+    if (p->g)
+        guest_flush_later(p->g);
+}
+
+void guest_process_resize(struct guest_process *p, uint16_t rows, uint16_t cols)
+{
+    struct buf body;
+    if (!p->g || p->ended || !p->announced)
+        return;
+    buf_init(&body, 256);
+    (void)proto_put_u32(&body, PROTO_F_ROWS, rows);
+    (void)proto_put_u32(&body, PROTO_F_COLS, cols);
+    (void)guest_send(p->g, PROTO_RESIZE, p->channel, &body);
+    buf_finish(&body);
+}
+
+void guest_process_release(struct guest_process *p)
+{
+    struct guest *g = p->g;
+    if (!g) {
+        process_free(p);
+        return;
+    }
+    if (p->announced)
+        (void)guest_send(g, PROTO_RELEASE, p->channel, NULL);
+    g->late += 4096;
+    for (int i = 0; i < 2; i++) {
+        uint64_t credit = p->told_limit[i] - p->received[i];
+        /* Each byte may come in a frame of its own. */
+        g->late +=
+            (int64_t)(credit < INT32_MAX ? credit : INT32_MAX) * (PROTO_OVERHEAD + PROTO_DATA_PRELUDE + 1);
+    }
+    DL_DELETE(g->processes, p);
+    g->process_count--;
+    p->g = NULL;
+    p->released = true;
+    guest_enter(g);
+    LL_PREPEND(g->dead_processes, p);
+    guest_leave(g);
+}
+
+/* --- from the guest --- */
+static int on_started(struct guest_process *p, const struct proto_fields *f, const char **ret_why)
+{
+    uint64_t has = proto_get_u64(f, PROTO_F_STDIN, 0);
+    uint64_t limit = proto_get_u64(f, PROTO_F_STDIN_LIMIT, 0);
+    bool tell = !p->told_started;
+    if (p->attached) {
+        *ret_why = "a second start of a process";
+        return -1;
+    }
+    if (p->known && !p->told_started && buf_len(&p->in) == 0)
+        p->in_base = p->in_sent = has; /* taken up: what an earlier daemon sent */
+    if (has < p->in_base || has > p->in_base + buf_len(&p->in) || limit < has ||
+        limit - has > STDIN_CREDIT_MAX) {
+        *ret_why = "an account of stdin that cannot be";
+        return -1;
+    }
+    buf_consume(&p->in, (size_t)(has - p->in_base));
+    p->in_base = p->in_sent = has;
+    p->in_limit = limit;
+    p->attached = p->known = p->told_started = true;
+    buf_finish(&p->exec);
+    guest_flush_later(p->g);
+    if (tell && p->events.started)
+        p->events.started(p->arg, proto_get_u32(f, PROTO_F_PID, 0));
+    return 0;
+}
+
+static int on_data(struct guest_process *p, const struct proto_frame *f, const char **ret_why)
+{
+    struct proto_data d;
+    *ret_why = "output that does not continue what came before";
+    if (!p->attached || proto_data_get(f, &d) < 0 || d.n == 0 || d.fin)
+        return -1;
+    if (d.stream != PROTO_STDOUT && d.stream != PROTO_STDERR)
+        return -1;
+    int i = d.stream == PROTO_STDERR;
+    if (d.offset != p->received[i])
+        return -1;
+    if (d.offset + d.n > p->told_limit[i]) {
+        *ret_why = "output beyond its credit";
+        return -1;
+    }
+    p->received[i] += d.n;
+    p->frames[i]++;
+    p->events.output(p->arg, i ? GUEST_STDERR : GUEST_STDOUT, d.offset, d.bytes, d.n);
+    return 0;
+}
+
+static int on_window(struct guest_process *p, const struct proto_frame *f, const char **ret_why)
+{
+    struct proto_window w;
+    *ret_why = "a window of stdin that cannot be";
+    if (!p->attached || proto_window_get(f, &w) < 0 || w.stream != PROTO_STDIN)
+        return -1;
+    if (w.acked < p->in_base || w.acked > p->in_sent || w.limit <= p->in_limit ||
+        w.limit - w.acked > STDIN_CREDIT_MAX)
+        return -1;
+    buf_consume(&p->in, (size_t)(w.acked - p->in_base));
+    p->in_base = w.acked;
+    p->in_limit = w.limit;
+    guest_flush_later(p->g);
+    if (p->in_short && buf_room(&p->in) >= GUEST_STDIN_MAX / 4) {
+        p->in_short = false;
+        if (p->events.stdin_room)
+            p->events.stdin_room(p->arg);
+    }
+    return 0;
+}
+
+static int read_result(const struct proto_fields *f, struct guest_result *ret)
+{
+    uint32_t reason = proto_get_u32(f, PROTO_F_REASON, 0);
+    uint32_t code = proto_get_u32(f, PROTO_F_EXIT, 0), signal = proto_get_u32(f, PROTO_F_SIGNAL, 0);
+    if (reason < PROTO_REASON_EXIT || reason > PROTO_REASON_START_FAILED || code > 255 || signal > 64)
+        return -1;
+    *ret = (struct guest_result){
+        .reason = (enum guest_reason)reason,
+        .exit_code = (int)code,
+        .signal = (int)signal,
+        .stdout_bytes = proto_get_u64(f, PROTO_F_STDOUT, 0),
+        .stderr_bytes = proto_get_u64(f, PROTO_F_STDERR, 0),
+        .cpu_ms = proto_get_u64(f, PROTO_F_CPU, 0),
+        .max_rss_bytes = proto_get_u64(f, PROTO_F_RSS, 0),
+    };
+    const char *text = proto_get_string(f, PROTO_F_MESSAGE, "");
+    (void)str_copy(ret->message, sizeof(ret->message), text);
+    if (!str_is_utf8(ret->message, strlen(ret->message)))
+        for (char *c = ret->message; *c; c++)
+            *c = (unsigned char)*c < 0x80 ? *c : '?';
+    return 0;
+}
+
+static int on_result(struct guest_process *p, const struct proto_fields *f, const char **ret_why)
+{
+    struct guest_result result;
+    *ret_why = "a result that cannot be";
+    if (read_result(f, &result) < 0)
+        return -1;
+    if (result.reason != GUEST_REASON_START_FAILED &&
+        (!p->attached || result.stdout_bytes != p->received[0] || result.stderr_bytes != p->received[1])) {
+        *ret_why = "a result before its output";
+        return -1;
+    }
+    result.stdout_bytes = p->received[0];
+    result.stderr_bytes = p->received[1];
+    p->ended = true;
+    buf_finish(&p->exec);
+    buf_finish(&p->in);
+    p->events.exited(p->arg, &result);
+    return 0;
+}
+
+int process_message(struct guest_process *p, const struct proto_message *m, const struct proto_frame *f,
+                    const struct proto_fields *fields, const char **ret_why)
+{
+    if (p->ended) {
+        *ret_why = "a message from a process that has ended";
+        return -1;
+    }
+    switch (m->type) {
+    case PROTO_STARTED:
+        return on_started(p, fields, ret_why);
+    case PROTO_DATA:
+        return on_data(p, f, ret_why);
+    case PROTO_WINDOW:
+        return on_window(p, f, ret_why);
+    case PROTO_EXIT:
+        return on_result(p, fields, ret_why);
+    default:
+        *ret_why = "a message about files on the channel of a process";
+        return -1;
+    }
+}
