@@ -92,7 +92,7 @@ static void on_process_end(struct loop_fd *w, uint32_t events)
         (void)snprintf(why, sizeof(why), "QEMU: %s", line);
     else
         (void)str_copy(why, sizeof(why), "the VMM process was killed or crashed");
-    bool saved = vm->state == VM_SAVED && q->step && q->step->kind == STEP_ENDED;
+    bool saved = vm->state == VM_SAVED && q->done;
     if (!qemu_console_fail(vm, why))
         return;
     if (saved) {
@@ -159,7 +159,8 @@ static void on_closed(void *arg, const struct error *why)
     q->channel_lost = true;
     if (why->code == ERROR_PROTOCOL)
         (void)str_copy(q->last_words, sizeof(q->last_words), why->message);
-    end_process(vm);
+    if (vm->state != VM_SAVED)
+        end_process(vm);
 }
 
 static const struct qmp_events channel_events = {.event = on_event, .closed = on_closed};
@@ -212,7 +213,7 @@ static void on_step_reply(void *arg, const struct error *err, const json_t *ret)
         return;
     /* The VMM may close the channel before "quit" is answered; only its end counts. */
     bool quitting = vm->state == VM_SAVED;
-    if (err && err->code == ERROR_GONE)
+    if (err && err->code == ERROR_GONE && !quitting)
         return; /* the end of the process answers the operation */
     if (err && !quitting)
         finish_op(vm, err);

@@ -1,0 +1,628 @@
+#include "unit.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include "fake_broker.h"
+#include "qmp_server.h"
+#include "vm/engine.h"
+#include "vm/fake.h"
+
+/* A VM of either engine, and what its owner was told. */
+struct fixture {
+    struct loop *loop;
+    char *dir;
+    struct broker *broker;
+    struct vm_engine *engine;
+    struct vm *vm;
+    struct qmp_server server;
+    int process[2]; /* stands for the VMM's pidfd: readable once the other end is closed */
+    bool served;
+    unsigned dones, exits;
+    int code;
+    char text[ERROR_MESSAGE_MAX];
+    char why[300];
+    bool destroy_in_done, destroy_in_exit;
+    char order[64]; /* 'd' for each done, 'x' for exited, 'c' for console */
+};
+
+static void note(struct fixture *f, char what)
+{
+    size_t n = strlen(f->order);
+    if (n < sizeof(f->order) - 1)
+        f->order[n] = what;
+}
+
+static void on_exited(void *arg, const char *why)
+{
+    struct fixture *f = arg;
+    f->exits++;
+    note(f, 'x');
+    (void)snprintf(f->why, sizeof(f->why), "%s", why);
+    if (f->destroy_in_exit) {
+        vm_destroy(f->vm);
+        f->vm = NULL;
+    }
+}
+
+static const struct vm_events events = {.exited = on_exited};
+
+static void on_done(void *arg, const struct error *err)
+{
+    struct fixture *f = arg;
+    f->dones++;
+    note(f, 'd');
+    f->code = err ? err->code : 0;
+    (void)snprintf(f->text, sizeof(f->text), "%s", err ? err->message : "");
+    if (f->destroy_in_done) {
+        vm_destroy(f->vm);
+        f->vm = NULL;
+    }
+}
+
+static void on_console(void *arg, const struct error *err, const char *text)
+{
+    struct fixture *f = arg;
+    note(f, 'c');
+    f->code = err ? err->code : 0;
+    (void)snprintf(f->text, sizeof(f->text), "%s", err ? err->message : text);
+}
+
+static struct vm_spec make_spec(enum vm_boot boot)
+{
+    struct vm_spec spec = {.boot = boot, .shape = {.vcpus = 1, .memory_mib = 256, .disk_mib = 512}};
+    id_new("sb", spec.sandbox_id);
+    (void)snprintf(spec.golden_key, sizeof(spec.golden_key), "key");
+    memset(spec.platform, 'a', sizeof(spec.platform) - 1);
+    return spec;
+}
+
+static int setup(void **state)
+{
+    struct fixture *f = calloc(1, sizeof(*f));
+    assert_non_null(f);
+    f->dir = unit_mkdir();
+    f->process[0] = f->process[1] = -1;
+    assert_int_equal(loop_create(&f->loop, NULL), 0);
+    f->broker = fake_broker_create(f->loop, f->dir);
+    *state = f;
+    return 0;
+}
+
+static void close_fd(int *fd)
+{
+    if (*fd >= 0)
+        (void)close(*fd);
+    *fd = -1;
+}
+
+static int teardown(void **state)
+{
+    struct fixture *f = *state;
+    char path[200];
+    vm_destroy(f->vm);
+    vm_engine_destroy(f->engine);
+    if (f->served)
+        qmp_server_stop(&f->server);
+    fake_broker_destroy(f->broker);
+    close_fd(&f->process[0]);
+    close_fd(&f->process[1]);
+    loop_destroy(f->loop);
+    (void)snprintf(path, sizeof(path), "%s/vmm.log", f->dir);
+    (void)unlink(path);
+    assert_int_equal(rmdir(f->dir), 0);
+    free(f->dir);
+    free(f);
+    return 0;
+}
+
+static void wait_for(struct fixture *f, const unsigned *counter, unsigned value)
+{
+    for (int i = 0; i < 400 && *counter < value; i++)
+        loop_turn(f->loop, 5);
+    assert_int_equal(*counter, value);
+}
+
+/* One call's answer: 0 or its error code. Checks that it does not come from inside the call. */
+#define CALL(f, call)                            \
+    ({                                           \
+        unsigned before_ = (f)->dones;           \
+        call;                                    \
+        assert_int_equal((f)->dones, before_);   \
+        wait_for((f), &(f)->dones, before_ + 1); \
+        (f)->code;                               \
+    })
+
+/* --- the table --- */
+
+static void test_every_pair_of_states(void **state)
+{
+    static const char *const allowed[] = {
+        "new>starting",   "starting>waiting", "starting>paused", "starting>running", "starting>exited",
+        "waiting>paused", "waiting>exited",   "paused>running",  "paused>saved",     "paused>exited",
+        "running>paused", "running>saved",    "running>exited",  "saved>exited",
+    };
+    (void)state;
+    unsigned count = 0;
+    for (unsigned from = 0; from < VM_STATES; from++)
+        for (unsigned to = 0; to < VM_STATES; to++) {
+            char move[40];
+            bool expected = false;
+            (void)snprintf(move, sizeof(move), "%s>%s", vm_state_name(from), vm_state_name(to));
+            for (size_t i = 0; i < sizeof(allowed) / sizeof(allowed[0]); i++)
+                expected = expected || strcmp(allowed[i], move) == 0;
+            assert_int_equal(vm_state_allows(from, to), expected);
+            count += expected;
+        }
+    assert_int_equal(count, sizeof(allowed) / sizeof(allowed[0]));
+}
+
+/* --- with the fake engine --- */
+
+static void use_fake(struct fixture *f, enum vm_boot boot)
+{
+    struct vm_spec spec = make_spec(boot);
+    if (!f->engine)
+        assert_int_equal(fake_engine_create(f->loop, f->dir, &f->engine, NULL), 0);
+    assert_int_equal(vm_create(f->engine, &spec, &events, f, &f->vm, NULL), 0);
+}
+
+static void test_a_life(void **state)
+{
+    struct fixture *f = *state;
+    use_fake(f, VM_BOOT_RESTORE);
+    assert_int_equal(vm_pid(f->vm), 0);
+    assert_string_equal(vm_agent_socket(f->vm), "");
+    assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), 0);
+    assert_int_not_equal(vm_pid(f->vm), 0);
+    assert_false(vm_is_running(f->vm));
+    assert_int_equal(CALL(f, vm_load(f->vm, -1, on_done, f)), 0);
+    assert_false(vm_is_running(f->vm));
+    assert_int_equal(CALL(f, vm_resume(f->vm, on_done, f)), 0);
+    assert_true(vm_is_running(f->vm));
+    assert_int_equal(CALL(f, vm_resume(f->vm, on_done, f)), 0); /* repeating is success */
+    assert_int_equal(CALL(f, vm_pause(f->vm, on_done, f)), 0);
+    assert_int_equal(CALL(f, vm_pause(f->vm, on_done, f)), 0);
+    vm_kill(f->vm);
+    wait_for(f, &f->exits, 1);
+    assert_int_equal(vm_pid(f->vm), 0);
+    assert_int_equal(CALL(f, vm_resume(f->vm, on_done, f)), ERROR_GONE);
+    vm_kill(f->vm); /* no second end */
+    loop_turn(f->loop, 5);
+    assert_int_equal(f->exits, 1);
+}
+
+static void test_calls_out_of_turn_are_refused(void **state)
+{
+    struct fixture *f = *state;
+    use_fake(f, VM_BOOT_COLD);
+    assert_int_equal(CALL(f, vm_resume(f->vm, on_done, f)), ERROR_CONFLICT);
+    assert_non_null(strstr(f->text, "new"));
+    assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), 0);
+    assert_true(vm_is_running(f->vm)); /* a cold boot runs at once */
+    assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), ERROR_CONFLICT);
+    assert_int_equal(CALL(f, vm_load(f->vm, -1, on_done, f)), ERROR_CONFLICT);
+    fake_engine_script(f->engine, FAKE_PAUSE, FAKE_SUCCEED, 20);
+    vm_pause(f->vm, on_done, f);
+    vm_resume(f->vm, on_done, f);
+    wait_for(f, &f->dones, 5);
+    assert_int_equal(f->code, ERROR_CONFLICT); /* the second, while the first is in flight */
+    assert_non_null(strstr(f->text, "pause is in progress"));
+    wait_for(f, &f->dones, 6);
+    assert_int_equal(f->code, 0);
+}
+
+static void test_each_step_may_fail_or_die(void **state)
+{
+    struct fixture *f = *state;
+    for (enum fake_step step = FAKE_LOAD; step <= FAKE_PAUSE; step++) {
+        use_fake(f, VM_BOOT_RESTORE);
+        void (*const calls[])(struct vm *, vm_done, void *) = {vm_resume, vm_pause};
+        assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), 0);
+        if (step != FAKE_LOAD)
+            assert_int_equal(CALL(f, vm_load(f->vm, -1, on_done, f)), 0);
+        for (enum fake_outcome outcome = FAKE_FAIL; outcome <= FAKE_DIE; outcome++) {
+            unsigned exits = f->exits;
+            memset(f->order, 0, sizeof(f->order));
+            fake_engine_script(f->engine, step, outcome, 0);
+            int rc = step == FAKE_LOAD ? CALL(f, vm_load(f->vm, -1, on_done, f))
+                                       : CALL(f, calls[step - FAKE_RESUME](f->vm, on_done, f));
+            assert_int_equal(rc, outcome == FAKE_FAIL ? ERROR_UNAVAILABLE : ERROR_GONE);
+            assert_int_equal(f->exits, exits + (outcome == FAKE_DIE));
+        }
+        assert_string_equal(f->order, "dx"); /* pending calls fail before the end is told */
+        fake_engine_script(f->engine, step, FAKE_SUCCEED, 0);
+        vm_destroy(f->vm);
+        f->vm = NULL;
+    }
+}
+
+static void test_save_answers_at_the_end_of_the_vmm(void **state)
+{
+    struct fixture *f = *state;
+    use_fake(f, VM_BOOT_GOLDEN);
+    assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), 0);
+    int fd = open("/dev/null", O_WRONLY | O_CLOEXEC);
+    assert_int_equal(CALL(f, vm_save(f->vm, fd, on_done, f)), 0);
+    (void)close(fd);
+    wait_for(f, &f->exits, 1);
+}
+
+static void test_destroyed_in_callbacks(void **state)
+{
+    struct fixture *f = *state;
+    use_fake(f, VM_BOOT_COLD);
+    f->destroy_in_done = true;
+    vm_launch(f->vm, on_done, f);
+    wait_for(f, &f->dones, 1);
+    assert_null(f->vm);
+    f->destroy_in_done = false;
+    use_fake(f, VM_BOOT_COLD);
+    assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), 0);
+    f->destroy_in_exit = true;
+    fake_vm_die(f->vm, "crash");
+    wait_for(f, &f->exits, 1);
+    /* With a call in flight: it fails, its owner destroys the VM, and no end is told. */
+    use_fake(f, VM_BOOT_COLD);
+    assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), 0);
+    fake_engine_script(f->engine, FAKE_PAUSE, FAKE_DIE, 0);
+    f->destroy_in_done = true;
+    vm_pause(f->vm, on_done, f);
+    wait_for(f, &f->dones, 4);
+    assert_int_equal(f->code, ERROR_GONE);
+    assert_int_equal(f->exits, 1);
+}
+
+static void test_nothing_calls_back_after_destroy(void **state)
+{
+    struct fixture *f = *state;
+    use_fake(f, VM_BOOT_COLD);
+    vm_launch(f->vm, on_done, f);
+    vm_launch(f->vm, on_done, f); /* refused, to be told at the end of the turn */
+    vm_console(f->vm, on_console, f);
+    vm_destroy(f->vm);
+    f->vm = NULL;
+    for (int i = 0; i < 10; i++)
+        loop_turn(f->loop, 1);
+    assert_string_equal(f->order, "");
+}
+
+static void test_bad_specs(void **state)
+{
+    struct fixture *f = *state;
+    struct error err = ERROR_INIT;
+    struct vm *vm = NULL;
+    assert_int_equal(fake_engine_create(f->loop, f->dir, &f->engine, NULL), 0);
+    struct vm_spec spec = make_spec(VM_BOOT_COLD);
+    spec.shape.vcpus = 9;
+    assert_int_equal(vm_create(f->engine, &spec, &events, f, &vm, &err), ERROR_INVALID);
+    assert_string_equal(err.field, "resources.vcpus");
+    spec = make_spec(VM_BOOT_COLD);
+    spec.shape.memory_mib = 10;
+    assert_int_equal(vm_create(f->engine, &spec, &events, f, &vm, &err), ERROR_INVALID);
+    assert_string_equal(err.field, "resources.memory_mib");
+    spec = make_spec(VM_BOOT_RESTORE);
+    spec.golden_key[0] = '\0';
+    assert_int_equal(vm_create(f->engine, &spec, &events, f, &vm, &err), ERROR_INVALID);
+    spec = make_spec(VM_BOOT_COLD);
+    (void)snprintf(spec.sandbox_id, sizeof(spec.sandbox_id), "../../etc");
+    assert_int_equal(vm_create(f->engine, &spec, &events, f, &vm, &err), ERROR_INVALID);
+    assert_null(vm);
+}
+
+static void test_choices_that_do_not_exist(void **state)
+{
+    struct fixture *f = *state;
+    struct vm_engine *e = NULL;
+    struct error err = ERROR_INIT;
+    assert_int_equal(vm_engine_create(f->loop, f->broker, VM_ENGINE_FIRECRACKER, false, "no", &e, &err),
+                     ERROR_UNSUPPORTED);
+    assert_int_equal(vm_engine_create(f->loop, f->broker, VM_ENGINE_FAKE, false, "no", &e, &err),
+                     ERROR_UNSUPPORTED);
+    assert_null(e);
+}
+
+/* --- with QEMU's engine, a played broker and a played QEMU --- */
+
+static void on_kill(void *arg)
+{
+    struct fixture *f = arg;
+    close_fd(&f->process[1]);
+    qmp_server_hang_up(&f->server);
+}
+
+static bool have_qemu(struct fixture *f)
+{
+    struct error err = ERROR_INIT;
+    int rc =
+        vm_engine_create(f->loop, f->broker, VM_ENGINE_AUTO, false, "there is no /dev/kvm", &f->engine, &err);
+    if (rc == ERROR_NOT_FOUND)
+        skip(); /* the engine asks the installed QEMU for its version */
+    assert_ok(rc, &err);
+    return true;
+}
+
+static void use_qemu(struct fixture *f, enum vm_boot boot)
+{
+    char path[200];
+    struct vm_spec spec = make_spec(boot);
+    if (!f->engine)
+        (void)have_qemu(f);
+    assert_int_equal(pipe2(f->process, O_CLOEXEC), 0);
+    (void)snprintf(path, sizeof(path), "%s/qmp.sock", f->dir);
+    qmp_server_start(&f->server, f->loop, path);
+    f->server.arg = f;
+    f->served = true;
+    fake_broker_vmm(f->broker, path, "/run/agent.sock", f->process[0], on_kill, f);
+    assert_int_equal(vm_create(f->engine, &spec, &events, f, &f->vm, NULL), 0);
+}
+
+static void test_qemu_engine_tells_about_itself(void **state)
+{
+    struct fixture *f = *state;
+    (void)have_qemu(f);
+    const struct vm_engine_info *info = vm_engine_info(f->engine);
+    assert_string_equal(info->name, "qemu");
+    assert_string_equal(info->acceleration, "tcg");
+    assert_non_null(strchr(info->version, '.'));
+    assert_non_null(strstr(info->reason, "there is no /dev/kvm"));
+    char layout[20];
+    (void)snprintf(layout, sizeof(layout), "%s", vm_engine_layout(f->engine));
+    assert_int_equal(strlen(layout), 8);
+    vm_engine_destroy(f->engine);
+    f->engine = NULL;
+    assert_int_equal(
+        vm_engine_create(f->loop, f->broker, VM_ENGINE_QEMU, true, "a guest ran", &f->engine, NULL), 0);
+    assert_string_equal(vm_engine_info(f->engine)->acceleration, "kvm");
+    assert_string_not_equal(vm_engine_layout(f->engine), layout);
+}
+
+static void test_qemu_restore(void **state)
+{
+    struct fixture *f = *state;
+    use_qemu(f, VM_BOOT_RESTORE);
+    f->server.status = "inmigrate";
+    assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), 0);
+    assert_int_equal(vm_pid(f->vm), 4711);
+    assert_string_equal(vm_agent_socket(f->vm), "/run/agent.sock");
+    assert_int_equal(fake_broker_last_vmm(f->broker)->boot, BROKER_BOOT_RESTORE);
+    assert_string_equal(fake_broker_last_vmm(f->broker)->golden_key, "key");
+    int fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    assert_int_equal(CALL(f, vm_load(f->vm, fd, on_done, f)), 0);
+    (void)close(fd);
+    assert_int_equal(f->server.fds_received, 1);
+    assert_true(qmp_server_got(&f->server, "migrate-set-capabilities"));
+    assert_true(qmp_server_got(&f->server, "migrate-incoming"));
+    assert_int_equal(CALL(f, vm_resume(f->vm, on_done, f)), 0);
+    assert_true(qmp_server_got(&f->server, "cont"));
+    assert_int_equal(CALL(f, vm_pause(f->vm, on_done, f)), 0);
+    assert_true(qmp_server_got(&f->server, "stop"));
+}
+
+static void test_qemu_load_fails(void **state)
+{
+    struct fixture *f = *state;
+    use_qemu(f, VM_BOOT_RESTORE);
+    assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), 0);
+    assert_int_equal(CALL(f, vm_load(f->vm, 9999, on_done, f)), ERROR_INTERNAL); /* a bad descriptor */
+    int fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    f->server.fail = "migrate-incoming";
+    f->server.migration = "active";
+    assert_int_equal(CALL(f, vm_load(f->vm, fd, on_done, f)), ERROR_UNAVAILABLE);
+    f->server.fail = NULL;
+    f->server.migration = "failed";
+    assert_int_equal(CALL(f, vm_load(f->vm, fd, on_done, f)), ERROR_INTERNAL);
+    (void)close(fd);
+}
+
+static void quit(struct qmp_server *s, const char *command)
+{
+    if (strcmp(command, "quit") == 0)
+        on_kill(s->arg);
+}
+
+static void test_qemu_save(void **state)
+{
+    struct fixture *f = *state;
+    use_qemu(f, VM_BOOT_GOLDEN);
+    f->server.on_command = quit;
+    assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), 0);
+    assert_true(vm_is_running(f->vm));
+    int fd = open("/dev/null", O_WRONLY | O_CLOEXEC);
+    assert_int_equal(CALL(f, vm_save(f->vm, fd, on_done, f)), 0);
+    (void)close(fd);
+    wait_for(f, &f->exits, 1);
+    assert_string_equal(f->order, "ddx");
+    static const char *const order[] = {"stop", "migrate-set-capabilities", "getfd", "migrate", "quit"};
+    for (size_t i = 0; i < sizeof(order) / sizeof(order[0]); i++)
+        assert_string_equal(f->server.commands[i + 2], order[i]);
+}
+
+static void test_qemu_crash_before_quit_is_no_save(void **state)
+{
+    struct fixture *f = *state;
+    use_qemu(f, VM_BOOT_GOLDEN);
+    assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), 0);
+    f->server.ignore = "migrate";
+    f->server.migration = "active";
+    int fd = open("/dev/null", O_WRONLY | O_CLOEXEC);
+    vm_save(f->vm, fd, on_done, f);
+    (void)close(fd);
+    for (int i = 0; i < 100 && !qmp_server_got(&f->server, "migrate"); i++)
+        loop_turn(f->loop, 5);
+    on_kill(f);
+    wait_for(f, &f->exits, 1);
+    assert_int_equal(f->code, ERROR_GONE);
+}
+
+static void test_qemu_end_carries_its_last_words(void **state)
+{
+    struct fixture *f = *state;
+    char path[200];
+    use_qemu(f, VM_BOOT_COLD);
+    assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), 0);
+    assert_null(fake_broker_last_vmm(f->broker)->golden_key);
+    (void)snprintf(path, sizeof(path), "%s/vmm.log", f->dir);
+    int fd = open(path, O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
+    static const char text[] = "warning: old\nqemu: could not \x1b[31m map memory\n\n";
+    assert_int_equal(write(fd, text, sizeof(text) - 1), sizeof(text) - 1);
+    (void)close(fd);
+    on_kill(f);
+    wait_for(f, &f->exits, 1);
+    assert_string_equal(f->why, "QEMU: qemu: could not ?[31m map memory");
+}
+
+static void test_qemu_guest_that_ends_itself(void **state)
+{
+    struct fixture *f = *state;
+    use_qemu(f, VM_BOOT_COLD);
+    assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), 0);
+    qmp_server_say(&f->server,
+                   "{\"event\": \"SHUTDOWN\", \"data\": {\"guest\": true, \"reason\": \"guest-reset\"}}\n");
+    loop_turn(f->loop, 50);
+    on_kill(f);
+    wait_for(f, &f->exits, 1);
+    assert_non_null(strstr(f->why, "guest-reset"));
+}
+
+static void test_qemu_kill(void **state)
+{
+    struct fixture *f = *state;
+    use_qemu(f, VM_BOOT_COLD);
+    assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), 0);
+    f->server.ignore = "stop";
+    vm_pause(f->vm, on_done, f);
+    vm_console(f->vm, on_console, f);
+    loop_turn(f->loop, 5);
+    f->server.silent = true;
+    vm_console(f->vm, on_console, f);
+    vm_kill(f->vm);
+    wait_for(f, &f->exits, 1);
+    assert_string_equal(f->why, "killed on request");
+    assert_int_equal(f->order[strlen(f->order) - 1], 'x');
+    assert_int_equal(fake_broker_count(f->broker, "vmm_kill"), 1);
+}
+
+static void test_qemu_killed_while_starting(void **state)
+{
+    struct fixture *f = *state;
+    use_qemu(f, VM_BOOT_COLD);
+    fake_broker_hold(f->broker, "vmm_start");
+    vm_launch(f->vm, on_done, f);
+    vm_kill(f->vm);
+    loop_turn(f->loop, 5);
+    assert_int_equal(fake_broker_count(f->broker, "vmm_kill"), 0); /* there is nothing to kill yet */
+    fake_broker_release(f->broker);
+    wait_for(f, &f->exits, 1);
+    assert_int_equal(f->code, ERROR_GONE);
+    assert_int_equal(fake_broker_count(f->broker, "vmm_kill"), 1);
+}
+
+static void test_qemu_destroyed_while_starting(void **state)
+{
+    struct fixture *f = *state;
+    use_qemu(f, VM_BOOT_COLD);
+    fake_broker_hold(f->broker, "vmm_start");
+    vm_launch(f->vm, on_done, f);
+    vm_destroy(f->vm);
+    f->vm = NULL;
+    fake_broker_release(f->broker);
+    for (int i = 0; i < 5; i++)
+        loop_turn(f->loop, 1);
+    assert_string_equal(f->order, "");
+}
+
+static void test_qemu_broker_refuses(void **state)
+{
+    struct fixture *f = *state;
+    use_qemu(f, VM_BOOT_COLD);
+    fake_broker_fail(f->broker, "vmm_start", 1);
+    assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), ERROR_INTERNAL);
+    assert_int_equal(CALL(f, vm_resume(f->vm, on_done, f)), ERROR_GONE);
+    assert_int_equal(f->exits, 0); /* there never was a process */
+}
+
+static void test_qemu_adopts(void **state)
+{
+    static const struct {
+        const char *status;
+        bool running;
+    } cases[] = {{"running", true}, {"paused", false}, {"inmigrate", false}};
+    struct fixture *f = *state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        use_qemu(f, VM_BOOT_COLD);
+        f->server.status = cases[i].status;
+        assert_int_equal(CALL(f, vm_adopt(f->vm, on_done, f)), 0);
+        assert_int_equal(vm_is_running(f->vm), cases[i].running);
+        vm_destroy(f->vm);
+        f->vm = NULL;
+        qmp_server_stop(&f->server);
+        f->served = false;
+        close_fd(&f->process[0]);
+        close_fd(&f->process[1]);
+    }
+    assert_int_equal(fake_broker_count(f->broker, "vmm_kill"), 0);
+}
+
+static void test_qemu_that_breaks_the_protocol_is_ended(void **state)
+{
+    struct fixture *f = *state;
+    use_qemu(f, VM_BOOT_COLD);
+    assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), 0);
+    qmp_server_say(&f->server, "rubbish\n");
+    wait_for(f, &f->exits, 1);
+    assert_non_null(strstr(f->why, "not QMP"));
+}
+
+static void test_qemu_console(void **state)
+{
+    struct fixture *f = *state;
+    use_qemu(f, VM_BOOT_COLD);
+    vm_console(f->vm, on_console, f); /* before there is anything to read */
+    loop_turn(f->loop, 5);
+    assert_int_equal(f->code, ERROR_GONE);
+    assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), 0);
+    f->server.console_b64 = "S2VybmVsIHBhbmljDQobW2EK"; /* "Kernel panic\r\n\x1b[a\n" */
+    vm_console(f->vm, on_console, f);
+    for (int i = 0; i < 100 && f->order[2] == '\0'; i++)
+        loop_turn(f->loop, 5);
+    assert_int_equal(f->code, 0);
+    assert_string_equal(f->text, "Kernel panic\n?[a\n");
+    f->server.console_b64 = "***";
+    vm_console(f->vm, on_console, f);
+    for (int i = 0; i < 100 && f->order[3] == '\0'; i++)
+        loop_turn(f->loop, 5);
+    assert_string_equal(f->text, "");
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(test_every_pair_of_states),
+        TEST(test_a_life),
+        TEST(test_calls_out_of_turn_are_refused),
+        TEST(test_each_step_may_fail_or_die),
+        TEST(test_save_answers_at_the_end_of_the_vmm),
+        TEST(test_destroyed_in_callbacks),
+        TEST(test_nothing_calls_back_after_destroy),
+        TEST(test_bad_specs),
+        TEST(test_choices_that_do_not_exist),
+        TEST(test_qemu_engine_tells_about_itself),
+        TEST(test_qemu_restore),
+        TEST(test_qemu_load_fails),
+        TEST(test_qemu_save),
+        TEST(test_qemu_crash_before_quit_is_no_save),
+        TEST(test_qemu_end_carries_its_last_words),
+        TEST(test_qemu_guest_that_ends_itself),
+        TEST(test_qemu_kill),
+        TEST(test_qemu_killed_while_starting),
+        TEST(test_qemu_destroyed_while_starting),
+        TEST(test_qemu_broker_refuses),
+        TEST(test_qemu_adopts),
+        TEST(test_qemu_that_breaks_the_protocol_is_ended),
+        TEST(test_qemu_console),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
