@@ -76,7 +76,12 @@ const struct http_route *http_route_at(const struct http_server *s, size_t index
 int http_start(struct http_server *s, struct error *err);
 unsigned http_port(const struct http_server *s);
 
-/* Stops accepting, ends connections (streams are cut), frees. NULL is accepted. */
+/* Stops accepting and ends every connection (streams are cut, WebSockets closed with 1001): all `finished`
+ * and `closed` have been called when it returns. No handler runs after it. Repeating and NULL are accepted.
+ */
+void http_shutdown(struct http_server *s);
+
+/* The same, and frees. NULL is accepted. */
 void http_destroy(struct http_server *s);
 
 /* --- reading a request --- */

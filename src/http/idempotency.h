@@ -30,8 +30,8 @@ struct store *idempotency_store(const struct idempotency *i);
 /* What the first request with a key was, and how it was answered. */
 struct idempotency_answer {
     unsigned status;
-    const char *body; /* JSON text, borrowed; "" when there was none */
-    size_t body_n;
+    const char *body;     /* JSON text, borrowed; "" when there was none */
+    size_t body_n;        /* over IDEMPOTENCY_BODY_MAX: body is not looked at */
     const char *location; /* "" when there was none */
 };
 

@@ -149,7 +149,9 @@ static void answer_whole(struct http_request *r, struct store *store, unsigned s
     }
     struct idempotency_claim *claim = TAKE(r->claim);
     if (claim && status >= 200 && status < 300) {
-        struct idempotency_answer answer = {status, text ? text : "", n, own_header(r, "Location")};
+        bool secret = strcmp(own_header(r, "Cache-Control"), "no-store") == 0;
+        struct idempotency_answer answer = {status, secret || !text ? "" : text, secret ? SIZE_MAX : n,
+                                            own_header(r, "Location")};
         idempotency_keep(claim, &answer);
         if (!store)
             store = idempotency_store(r->server->config.idempotency);
@@ -183,7 +185,10 @@ void http_reply_json(struct http_request *r, unsigned status, json_t *body)
 
 void http_reply_after_commit(struct http_request *r, struct store *store, unsigned status, json_t *body)
 {
-    answer_json(r, store, status, body);
+    if (body)
+        answer_json(r, store, status, body);
+    else
+        answer_whole(r, store, status, NULL, NULL, 0);
 }
 
 void http_reply_text(struct http_request *r, unsigned status, const char *content_type, const void *data,

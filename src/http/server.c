@@ -279,9 +279,9 @@ static void stop_library(struct http_server *s)
     s->mhd = NULL;
 }
 
-void http_destroy(struct http_server *s)
+void http_shutdown(struct http_server *s)
 {
-    if (!s)
+    if (!s || s->stopping)
         return;
     s->stopping = true;
     loop_timer_stop(&s->timer);
@@ -289,6 +289,13 @@ void http_destroy(struct http_server *s)
     if (s->mhd)
         stop_library(s);
     loop_defer_cancel(s->loop, &s->run);
+}
+
+void http_destroy(struct http_server *s)
+{
+    if (!s)
+        return;
+    http_shutdown(s);
     /* Requests that were still waited for: nobody will be answered any more. */
     while (s->requests)
         request_free(s->requests);

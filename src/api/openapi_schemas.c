@@ -1,0 +1,157 @@
+/* Component schemas of the OpenAPI document; ' stands for ". */
+#include "api/openapi.h"
+#include "base/cleanup.h"
+
+#define TIME "{'type':'string','format':'date-time'}"
+#define TIME_OR_NULL "{'type':['string','null'],'format':'date-time'}"
+#define STRING "{'type':'string'}"
+#define STRING_OR_NULL "{'type':['string','null']}"
+#define INTEGER "{'type':'integer'}"
+#define INTEGER_OR_NULL "{'type':['integer','null']}"
+#define BOOLEAN "{'type':'boolean'}"
+#define STRING_MAP "{'type':'object','additionalProperties':{'type':'string'}}"
+#define STRING_LIST "{'type':'array','items':{'type':'string'}}"
+#define REF(name) "{'$ref':'#/components/schemas/" name "'}"
+#define LIST(name)                                                                                      \
+    "{'type':'object','required':['items','next_cursor'],'properties':{'items':{'type':'array','items'" \
+    ":" REF(name) "},'next_cursor':" STRING_OR_NULL "}}"
+#define COMMAND                                                                                      \
+    "'argv':" STRING_LIST ",'shell':" STRING ",'cwd':" STRING ",'env':" STRING_MAP ",'user':" STRING \
+    ",'timeout_s':{'type':'number'},'journal_mib':" INTEGER
+
+static const struct {
+    const char *name;
+    const char *text;
+} table[] = {
+    {"Problem",
+     "{'type':'object','required':['type','title','status','detail'],'properties':{'type':{'type':'string',"
+     "'format':'uri'},'title':" STRING ",'status':" INTEGER ",'detail':" STRING ",'field':" STRING
+     ",'operation_id':" STRING "}}"},
+    {"State",
+     "{'type':'string','enum':['creating','running','pausing','paused','resuming','suspending','suspended',"
+     "'restoring','stopping','stopped','starting','deleting','deleted','failed']}"},
+    {"Resources",
+     "{'type':'object','additionalProperties':false,'properties':{'vcpus':{'type':'integer','minimum':1},"
+     "'memory_mib':{'type':'integer','minimum':64},'disk_mib':{'type':'integer','minimum':1}}}"},
+    {"Network", "{'type':'object','properties':{'mode':{'type':'string','enum':['none','egress','open']},'"
+                "allow':" STRING_LIST ",'deny':" STRING_LIST "}}"},
+    {"Lifecycle",
+     "{'type':'object','additionalProperties':false,'properties':{'idle_timeout_s':" INTEGER_OR_NULL
+     ",'on_idle':{'type':['string','null'],'enum':['pause','suspend','delete','none',null]},'max_lifetime_s'"
+     ":" INTEGER_OR_NULL
+     ",'on_expiry':{'type':['string','null'],'enum':['delete','suspend',null]},'auto_wake':"
+     "{'type':['boolean','null']}}}"},
+    {"SandboxCreate",
+     "{'type':'object','additionalProperties':false,'required':['template'],'properties':{'template':" STRING
+     ",'name':" STRING_OR_NULL ",'metadata':" STRING_MAP ",'env':" STRING_MAP
+     ",'resources':" REF("Resources") ",'network':" REF("Network") ",'lifecycle':" REF("Lifecycle") "}}"},
+    {"SandboxPatch",
+     "{'type':'object','additionalProperties':false,'properties':{'name':" STRING_OR_NULL
+     ",'metadata':" STRING_MAP ",'network':" REF("Network") ",'lifecycle':" REF("Lifecycle") "}}"},
+    {"Sandbox",
+     "{'type':'object','required':['id','state','desired_state','generation','template','engine','"
+     "acceleration',"
+     "'resources','network','lifecycle','metadata','created_at'],'properties':{'id':" STRING
+     ",'name':" STRING_OR_NULL ",'state':" REF("State") ",'desired_state':" REF(
+         "State") ",'generation':" INTEGER ",'template':{'type':'object','properties':{'ref':" STRING
+                  ",'digest':" STRING "}},'engine':" STRING ",'acceleration':" STRING
+                  ",'resources':" REF("Resources") ",'network':" REF("Network") ",'lifecycle':" REF(
+                      "Lifecycle") ",'metadata':" STRING_MAP ",'created_at':" TIME
+                                   ",'started_at':" TIME_OR_NULL ",'last_active_at':" TIME_OR_NULL
+                                   ",'expires_at':" TIME_OR_NULL ",'operation_id':" STRING_OR_NULL
+                                   ",'failure':{'type':['object','null'],'properties':{'reason':" STRING
+                                   ",'message':" STRING "}}}}"},
+    {"SandboxList", LIST("Sandbox")},
+    {"SandboxOperation", "{'type':'object','required':['sandbox','operation'],'properties':{'sandbox':" REF(
+                             "Sandbox") ",'operation':" REF("Operation") "}}"},
+    {"Operation",
+     "{'type':'object','required':['id','kind','status','progress','created_at'],'properties':{'id':" STRING
+     ",'kind':" STRING ",'sandbox_id':" STRING_OR_NULL
+     ",'status':{'type':'string','enum':['pending','running','succeeded','failed','canceled']},'progress':"
+     "{'type':'object','properties':{'phase':" STRING ",'percent':{'type':['number','null']}}},'result':"
+     "{'type':['object','null']},'error':{'type':['object','null']},'created_at':" TIME
+     ",'started_at':" TIME_OR_NULL ",'finished_at':" TIME_OR_NULL "}}"},
+    {"OperationList", LIST("Operation")},
+    {"OperationOnly",
+     "{'type':'object','required':['operation'],'properties':{'operation':" REF("Operation") "}}"},
+    {"Tag", "{'type':'object','required':['tag','digest'],'properties':{'name':" STRING ",'tag':" STRING
+            ",'digest':" STRING "}}"},
+    {"TagPut",
+     "{'type':'object','additionalProperties':false,'required':['digest'],'properties':{'digest':" STRING
+     "}}"},
+    {"Template", "{'type':'object','required':['name'],'properties':{'name':" STRING
+                 ",'tags':{'type':'array','items':" REF(
+                     "Tag") "},'releases':{'type':'array','items':{'type':'object'}}}}"},
+    {"TemplateList", LIST("Template")},
+    {"ReleaseCreate",
+     "{'type':'object','additionalProperties':false,'required':['kind'],'properties':{'kind':{'type':'string'"
+     ","
+     "'enum':['debian','tar']},'suite':" STRING ",'packages':" STRING_LIST ",'upload':" STRING
+     ",'seed_user':" BOOLEAN ",'disk_mib':" INTEGER ",'tag':" STRING "}}"},
+    {"Upload", "{'type':'object','required':['upload'],'properties':{'upload':" STRING "}}"},
+    {"Key", "{'type':'object','required':['id','role'],'properties':{'id':" STRING ",'name':" STRING
+            ",'role':{'type':'string','enum':['admin','user','viewer']},'project':" STRING
+            ",'created_at':" TIME "}}"},
+    {"KeyList", LIST("Key")},
+    {"KeyCreate",
+     "{'type':'object','additionalProperties':false,'required':['role'],'properties':{'name':" STRING
+     ",'role':{'type':'string','enum':['admin','user','viewer']},'project':" STRING "}}"},
+    {"KeyCreated",
+     "{'type':'object','required':['id','key','role'],'properties':{'id':" STRING ",'key':" STRING
+     ",'name':" STRING ",'role':" STRING ",'project':" STRING ",'created_at':" TIME "}}"},
+    {"Version", "{'type':'object','required':['version','api','engine'],'properties':{'version':" STRING
+                ",'api':" STRING ",'engine':" STRING ",'acceleration':" STRING ",'vmm_version':" STRING
+                ",'engine_reason':" STRING ",'kernel':" STRING_OR_NULL "}}"},
+    {"Status", "{'type':'object','required':['status'],'properties':{'status':" STRING "}}"},
+    {"Doctor", "{'type':'object','required':['can_run','checks'],'properties':{'can_run':" BOOLEAN
+               ",'engine':" STRING ",'acceleration':" STRING ",'reason':" STRING
+               ",'checks':{'type':'array','items':{'type':'object','properties':{'name':" STRING
+               ",'status':{'type':'string','enum':['ok','degraded','missing']},'detail':" STRING
+               ",'advice':" STRING "}}}}}"},
+    {"SessionCreate",
+     "{'type':'object','additionalProperties':false,'properties':{" COMMAND ",'stdin':" BOOLEAN
+     ",'pty':{'type':'object','required':['rows','cols'],'properties':{'rows':" INTEGER ",'cols':" INTEGER
+     ",'term':" STRING "}},'start':{'type':'string','enum':['attach','now']}},'oneOf':[{'required':['argv']},"
+     "{'required':['shell']}]}"},
+    {"Session", "{'type':'object','required':['id','process_id','sandbox_id'],'properties':{'id':" STRING
+                ",'process_id':" STRING ",'sandbox_id':" STRING ",'created_at':" TIME "}}"},
+    {"SessionCreated", "{'type':'object','required':['session','attach'],'properties':{'session':" REF(
+                           "Session") ",'attach':{'type':'object','properties':{'url':" STRING
+                                      ",'token':" STRING ",'expires_at':" TIME "}}}}"},
+    {"ExecRequest", "{'type':'object','additionalProperties':false,'properties':{" COMMAND
+                    ",'stdin_b64':" STRING "},'oneOf':[{'required':['argv']},{'required':['shell']}]}"},
+    {"ExecResult",
+     "{'type':'object','required':['process','stdout','stderr','encoding','truncated'],'properties':{'"
+     "process':" REF("Process") ",'stdout':" STRING ",'stderr':" STRING
+                                ",'encoding':{'type':'string','enum':['utf-8','base64']},'truncated':" BOOLEAN
+                                "}}"},
+    {"ProcessResult",
+     "{'type':['object','null'],'properties':{'reason':{'type':'string','enum':['exit','signal','timeout',"
+     "'oom_killed','start_failed','sandbox_gone']},'exit_code':" INTEGER_OR_NULL ",'signal':" STRING_OR_NULL
+     ",'message':" STRING_OR_NULL ",'stdout_bytes':" INTEGER ",'stderr_bytes':" INTEGER ",'cpu_ms':" INTEGER
+     ",'max_rss_bytes':" INTEGER "}}"},
+    {"Process",
+     "{'type':'object','required':['id','argv','state','result'],'properties':{'id':" STRING
+     ",'argv':" STRING_LIST
+     ",'state':{'type':'string','enum':['created','running','exited']},'pid':" INTEGER_OR_NULL
+     ",'started_at':" TIME_OR_NULL ",'finished_at':" TIME_OR_NULL ",'result':" REF("ProcessResult") "}}"},
+    {"ProcessList", LIST("Process")},
+    {"SignalRequest",
+     "{'type':'object','additionalProperties':false,'required':['signal'],'properties':{'signal':" STRING
+     ",'tree':" BOOLEAN "}}"},
+    {"FileStat", "{'type':'object','required':['path','type','size'],'properties':{'path':" STRING
+                 ",'type':" STRING ",'size':" INTEGER ",'mode':" STRING ",'uid':" INTEGER ",'gid':" INTEGER
+                 ",'modified_at':" TIME_OR_NULL "}}"},
+    {"MkdirRequest", "{'type':'object','required':['path'],'properties':{'path':" STRING ",'mode':" STRING
+                     ",'parents':" BOOLEAN ",'user':" STRING "}}"},
+    {"Mkdir", "{'type':'object','required':['path'],'properties':{'path':" STRING "}}"},
+};
+
+bool openapi_schema(size_t index, const char **ret_name, const char **ret_text)
+{
+    if (index >= ARRAY_LEN(table))
+        return false;
+    *ret_name = table[index].name;
+    *ret_text = table[index].text;
+    return true;
+}
