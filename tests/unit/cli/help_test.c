@@ -11,6 +11,7 @@
 
 #include "base/cleanup.h"
 #include "base/fs.h"
+#include "base/str.h"
 #include "cli/help.h"
 
 static char *markdown(size_t *ret_size)
@@ -68,12 +69,34 @@ static void lines_fit_a_terminal(void **state)
     free(text);
 }
 
+static void the_page_of_errors_is_current(void **state)
+{
+    (void)state;
+    size_t n;
+    AUTO_FREE char *page = NULL;
+    int code;
+    unsigned status;
+    const char *slug;
+    const char *title;
+    size_t rows = 0;
+    assert_int_equal(fs_read_file(AT_FDCWD, ERRORS_PAGE, 1 << 20, &page, &n, NULL), 0);
+    for (; error_table(rows, &code, &status, &slug, &title); rows++) {
+        AUTO_FREE char *row = str_printf("| %u | `%s` | %s |", status, slug, title);
+        if (!strstr(page, row))
+            fail_msg("docs/design/errors.md lacks the row %s", row);
+    }
+    for (const char *p = page; (p = strstr(p, "` |\n")); p++)
+        rows--;
+    assert_int_equal(rows, 0); /* and no row too many */
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_reference_page_is_current),
         cmocka_unit_test(every_command_has_help),
         cmocka_unit_test(lines_fit_a_terminal),
+        cmocka_unit_test(the_page_of_errors_is_current),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
