@@ -28,7 +28,9 @@ struct templates_config {
 };
 
 int templates_create(const struct templates_config *config, struct templates **ret, struct error *err);
-void templates_destroy(struct templates *t); /* NULL is accepted */
+/* Cancels builds; uploads must have been ended. Before golden_destroy and broker_destroy. NULL is accepted.
+ */
+void templates_destroy(struct templates *t);
 
 /* After sandboxes_create: operations are recorded there. Loads the store; interrupted builds become failed.
  */
@@ -41,7 +43,10 @@ int templates_resolve(void *arg, const char *ref, char ret_digest[BROKER_DIGEST_
 
 /* POST /v1/templates/{name}/releases. body:
  * {"kind":"debian","suite"?,"packages"?,"seed_user"?,"disk_mib"?,"tag"?} or {"kind":"tar",
- * "upload":"up_...","seed_user"?,"disk_mib"?,"tag"?}; tag defaults to "latest". Strictly checked. */
+ * "upload":"up_...","seed_user"?,"disk_mib"?,"tag"?}; tag defaults to "latest". Strictly checked. disk_mib is
+ * the size of the image's file system, sparse; without it the default shape's, or for an archive four times
+ * its size and 512 MiB when that is more. The operation's result is {"release_id", "digest", "name", "tag"}.
+ */
 int templates_build(struct templates *t, const char *name, const json_t *body, struct operation **ret_op,
                     struct error *err);
 
