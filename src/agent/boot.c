@@ -211,7 +211,8 @@ static void set_limits(void)
     const struct rlimit files = {65536, 1048576}, core = {0, RLIM_INFINITY};
     (void)setrlimit(RLIMIT_NOFILE, &files);
     (void)setrlimit(RLIMIT_CORE, &core);
-    (void)sethostname("sandbox", 7);
+    if (sethostname("sandbox", 7) < 0)
+        (void)complain("host name");
     (void)umask(022);
 }
 

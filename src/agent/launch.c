@@ -165,9 +165,8 @@ static int make_pty(struct agent *a, struct process *p, struct job *j, const str
     j->child[2] = fcntl(j->child[0], F_DUPFD_CLOEXEC, 3);
     j->near[0] = fcntl(master, F_DUPFD_CLOEXEC, 3);
     j->near[1] = fcntl(master, F_DUPFD_CLOEXEC, 3);
-    if (j->child[2] < 0 || j->near[1] < 0)
+    if (j->child[2] < 0 || j->near[1] < 0 || fchown(j->child[0], j->user.uid, j->user.gid) < 0)
         return refuse(p, "no pseudo-terminal is to be had");
-    (void)fchown(j->child[0], j->user.uid, j->user.gid);
     p->terminal = TAKE_FD(master);
     return 0;
 }
