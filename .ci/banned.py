@@ -21,7 +21,7 @@ BANNED = {
     "popen": "base/proc.h",
 }
 # In src/ alone: a test may poll for what it has no event for.
-SLEEPS = dict.fromkeys(("sleep", "usleep", "nanosleep", "clock_nanosleep"), "an event and a deadline")
+SLEEPS = dict.fromkeys(("sleep", "usleep"), "an event and a deadline")
 
 
 def calls(names):
