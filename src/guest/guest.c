@@ -27,7 +27,7 @@ static void free_dead(struct guest *g)
     while (g->dead_processes) {
         struct guest_process *p = g->dead_processes;
         LL_DELETE(g->dead_processes, p);
-        process_free(p);
+        guest_process_free(p);
     }
     while (g->dead_files) {
         struct guest_file *f = g->dead_files;

@@ -142,7 +142,7 @@ int process_message(struct guest_process *p, const struct proto_message *m, cons
                     const struct proto_fields *fields, const char **ret_why);
 void process_pump(struct guest_process *p);
 void process_link_gone(struct guest_process *p);
-void process_free(struct guest_process *p);
+void guest_process_free(struct guest_process *p);
 
 /* file.c */
 int file_message(struct guest_file *f, const struct proto_message *m, const struct proto_frame *frame,

@@ -37,7 +37,7 @@ static struct guest_process *create(struct guest *g, const char *id,
     return p;
 }
 
-void process_free(struct guest_process *p)
+void guest_process_free(struct guest_process *p)
 {
     buf_finish(&p->exec);
     buf_finish(&p->in);
@@ -274,7 +274,7 @@ void guest_process_release(struct guest_process *p)
 {
     struct guest *g = p->g;
     if (!g) {
-        process_free(p);
+        guest_process_free(p);
         return;
     }
     if (p->announced)
