@@ -1,0 +1,449 @@
+#include <sys/socket.h>
+
+#include "base/bytes.h"
+#include "base/cleanup.h"
+#include "data/ws_client.h"
+#include "session/base64.h"
+
+static struct guest_process *guest_process_of(struct rig *g, const struct attach_keys *k)
+{
+    rig_until(g, fake_process(g->w->guest, k->process));
+    return fake_process(g->w->guest, k->process);
+}
+
+static void test_first_attach(void **state)
+{
+    struct rig *g = *state;
+    struct attach_keys k = new_session(g, "{\"argv\":[\"sh\"],\"stdin\":true}");
+    char url[128];
+    (void)snprintf(url, sizeof(url), "http://space.test:7780/v1/attach/%s", k.session);
+    assert_string_equal(k.url, url);
+    assert_int_equal(g->w->guest->started, 0); /* only the attach starts it */
+    struct ws ws = ws_open(g, &k, "");
+    assert_int_equal(ws.status, 101);
+    struct guest_process *p = guest_process_of(g, &k);
+    assert_int_equal(g->w->sb->busy, 1);
+    fake_started(p, 77);
+    json_t *e = ws_event(g, &ws, "started");
+    assert_int_equal(json_integer_value(json_object_get(e, "pid")), 77);
+    json_decref(e);
+    fake_output(p, GUEST_STDOUT, 0, "one\r\n", 5);
+    ws_output(g, &ws, 1, 0, "one\r\n");
+    fake_output(p, GUEST_STDERR, 0, "two", 3);
+    ws_output(g, &ws, 2, 0, "two");
+    fake_output(p, GUEST_STDOUT, 5, "three", 5);
+    ws_output(g, &ws, 1, 5, "three");
+    ws_send(g, &ws, WS_BINARY, "\0in\0put", 7);
+    rig_until(g, p->input_n == 6);
+    assert_memory_equal(p->input, "in\0put", 6);
+    ws_text(g, &ws, "{\"type\":\"signal\",\"signal\":\"SIGINT\"}");
+    rig_until(g, p->signal == 2);
+    assert_true(p->signal_tree);
+    fake_signal_answer(p, NULL);
+    ws_text(g, &ws, "{\"type\":\"stdin_close\"}");
+    rig_until(g, p->input_closed);
+    fake_exit(p, 3);
+    e = ws_event(g, &ws, "result");
+    assert_int_equal(json_integer_value(json_object_get(e, "exit_code")), 3);
+    assert_string_equal(json_string_value(json_object_get(e, "reason")), "exit");
+    assert_int_equal(json_integer_value(json_object_get(e, "stdout_bytes")), 10);
+    json_decref(e);
+    ws_closes(g, &ws, 1000);
+    assert_int_equal(g->w->sb->busy, 0);
+    ws_finish(&ws);
+}
+
+/* Again, from an offset, after the end; by a second session; without ever having been there. */
+static void test_reattach(void **state)
+{
+    struct rig *g = *state;
+    struct attach_keys k = new_session(g, "{\"argv\":[\"sh\"],\"start\":\"now\"}");
+    struct guest_process *p = guest_process_of(g, &k);
+    fake_started(p, 7);
+    fake_output(p, GUEST_STDOUT, 0, "hello world", 11);
+    struct ws ws = ws_open(g, &k, "&stdout_offset=6");
+    json_decref(ws_event(g, &ws, "started"));
+    ws_output(g, &ws, 1, 6, "world");
+    ws_finish(&ws);
+    fake_output(p, GUEST_STDERR, 0, "bad", 3);
+    fake_exit(p, 0);
+    for (unsigned i = 0; i < 2; i++) {
+        ws = ws_open(g, &k, "");
+        json_decref(ws_event(g, &ws, "started"));
+        ws_output(g, &ws, 1, 0, "hello world");
+        ws_output(g, &ws, 2, 0, "bad");
+        json_decref(ws_event(g, &ws, "result"));
+        ws_closes(g, &ws, 1000);
+        ws_finish(&ws);
+        char path[256];
+        (void)snprintf(path, sizeof(path), "/processes/%s/sessions", k.process);
+        struct answer a = post(g, sb_path(g, path), i == 0 ? "{}" : "");
+        assert_int_equal(a.status, 201);
+        json_t *attach = json_object_get(a.json, "attach");
+        (void)str_copy(k.token, sizeof(k.token), json_string_value(json_object_get(attach, "token")));
+        json_t *session = json_object_get(a.json, "session");
+        (void)str_copy(k.session, sizeof(k.session), json_string_value(json_object_get(session, "id")));
+        answer_free(&a);
+    }
+}
+
+static void test_refused(void **state)
+{
+    struct rig *g = *state;
+    struct attach_keys k = new_session(g, "{\"argv\":[\"sh\"]}");
+    struct attach_keys bad = k;
+    bad.token[0] ^= 1;
+    struct ws ws = ws_open(g, &bad, "");
+    assert_int_equal(ws.status, 401);
+    ws_finish(&ws);
+    bad = k;
+    bad.token[0] = '\0';
+    ws = ws_open(g, &bad, "");
+    assert_int_equal(ws.status, 401);
+    ws_finish(&ws);
+    (void)str_copy(bad.session, sizeof(bad.session), "se_nope");
+    ws = ws_open(g, &bad, "");
+    assert_int_equal(ws.status, 404);
+    ws_finish(&ws);
+    static const struct {
+        const char *query;
+        unsigned status;
+    } queries[] = {
+        {"&stdout_offset=1", 416},
+        {"&stderr_offset=5", 416},
+        {"&stdout_offset=-1", 400},
+        {"&offset=1", 400},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(queries); i++) {
+        ws = ws_open(g, &k, queries[i].query);
+        if (ws.status != queries[i].status)
+            fail_msg("%s: %u", queries[i].query, ws.status);
+        ws_finish(&ws);
+    }
+    char path[256];
+    (void)snprintf(path, sizeof(path), "/v1/attach/%s?token=%s", k.session, k.token);
+    struct answer a = get(g, path); /* neither wire asked for */
+    assert_int_equal(a.status, 400);
+    answer_free(&a);
+    g->w->sb->state = SANDBOX_DELETED;
+    ws = ws_open(g, &k, "");
+    assert_int_equal(ws.status, 410);
+    ws_finish(&ws);
+    assert_int_equal(g->w->sb->busy, 0);
+}
+
+static void test_bad_messages(void **state)
+{
+    struct rig *g = *state;
+    static const struct {
+        unsigned opcode;
+        const char *data;
+        size_t n;
+    } bad[] = {
+        {WS_TEXT, "{", 1},
+        {WS_TEXT, "{\"type\":\"what\"}", 15},
+        {WS_TEXT, "{\"type\":\"signal\",\"signal\":\"SIGNOPE\"}", 36},
+        {WS_TEXT, "{\"type\":\"resize\",\"rows\":1,\"cols\":1}", 35}, /* it has no terminal */
+        {WS_TEXT, "{\"type\":\"stdin_close\"}", 22},                  /* nor stdin */
+        {WS_BINARY, "\0x", 2},
+        {WS_BINARY, "\1x", 2},
+        {WS_BINARY, "", 0},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
+        struct attach_keys k = new_session(g, "{\"argv\":[\"sh\"]}");
+        struct ws ws = ws_open(g, &k, "");
+        struct guest_process *p = guest_process_of(g, &k);
+        ws_send(g, &ws, bad[i].opcode, bad[i].data, bad[i].n);
+        ws_closes(g, &ws, 1008);
+        assert_true(ws.n > 2); /* says why */
+        ws_finish(&ws);
+        assert_false(p->exited); /* only the connection suffers */
+        rig_until(g, g->w->sb->busy == 0);
+    }
+}
+
+/* What is on its way when the process ends is nobody's fault. */
+static void test_late_messages(void **state)
+{
+    struct rig *g = *state;
+    struct attach_keys k = new_session(g, "{\"argv\":[\"sh\"],\"stdin\":true}");
+    struct ws ws = ws_open(g, &k, "");
+    struct guest_process *p = guest_process_of(g, &k);
+    ws_send(g, &ws, WS_BINARY, "\0x", 2);
+    rig_until(g, p->input_n == 1);
+    (void)send(ws.c->fd, "\x82\x82\0\0\0\0\0y", 8, 0);
+    fake_exit(p, 0);
+    json_decref(ws_event(g, &ws, "result"));
+    ws_closes(g, &ws, 1000);
+    ws_finish(&ws);
+}
+
+static void give_room(void *arg)
+{
+    struct guest_process *p = arg;
+    p->events.stdin_room(p->arg);
+}
+
+/* Input that the guest does not take holds the client back, and all of it arrives in the end. */
+static void test_stdin_back_pressure(void **state)
+{
+    struct rig *g = *state;
+    struct attach_keys k = new_session(g, "{\"argv\":[\"sh\"],\"stdin\":true}");
+    struct ws ws = ws_open(g, &k, "");
+    struct guest_process *p = guest_process_of(g, &k);
+    struct loop_deferred turn = {.queued = false};
+    p->input_max = 10;
+    char block[2001] = {0};
+    for (size_t i = 0; i < 20; i++) {
+        memset(block + 1, 'a' + (int)i, 2000);
+        ws_send(g, &ws, WS_BINARY, block, sizeof(block));
+    }
+    ws_text(g, &ws, "{\"type\":\"stdin_close\"}");
+    rig_until(g, p->input_n == 10);
+    for (size_t room = 10; !p->input_closed && room <= sizeof(p->input); room += 1000) {
+        p->input_max = room;
+        loop_defer(g->w->loop, &turn, give_room, p); /* as a guest's link would: within a turn */
+        client_poll(g, ws.c);
+    }
+    rig_until(g, p->input_closed);
+    assert_int_equal(p->input_n, 40000);
+    for (size_t i = 0; i < 40000; i++)
+        assert_int_equal(p->input[i], 'a' + (int)(i / 2000));
+    ws_finish(&ws);
+}
+
+#define PIECE 65536
+#define PIECES 512 /* 32 MiB */
+
+/* A client that stops reading for a while: bounded memory, no byte lost or doubled. */
+static void test_output_back_pressure(void **state)
+{
+    struct rig *g = *state;
+    struct attach_keys k = new_session(g, "{\"argv\":[\"sh\"],\"journal_mib\":4}");
+    struct ws ws = ws_open(g, &k, "");
+    struct guest_process *p = guest_process_of(g, &k);
+    static uint64_t piece[PIECE / 8];
+    uint64_t at = 0;
+    uint64_t got = 0;
+    p->room[0] = 256 * 1024; /* what a guest may send unasked */
+    while (got < (uint64_t)PIECE * PIECES) {
+        bool held = at + PIECE > p->taken[0] + p->room[0] || at == (uint64_t)PIECE * PIECES;
+        if (!held) {
+            for (size_t i = 0; i < PIECE / 8; i++)
+                piece[i] = at + 8 * i;
+            fake_output(p, GUEST_STDOUT, at, piece, PIECE);
+            at += PIECE;
+            loop_turn(g->w->loop, 0);
+            continue;
+        }
+        assert_true(at - got < 4 * 1024 * 1024 + 12 * 1024 * 1024); /* ring and what the sockets hold */
+        assert_true(ws_next(g, &ws));
+        assert_int_equal(ws.opcode, WS_BINARY);
+        assert_int_equal(bytes_get_u64(ws.data + 1), got);
+        for (size_t i = 9; i < ws.n; i++, got++)
+            if (ws.data[i] != (unsigned char)((got & ~7ull) >> (8 * (got & 7))))
+                fail_msg("wrong byte at %llu", (unsigned long long)got);
+    }
+    fake_exit(p, 0);
+    json_t *e = ws_event(g, &ws, "result");
+    assert_int_equal(json_integer_value(json_object_get(e, "stdout_bytes")), PIECE * PIECES);
+    json_decref(e);
+    ws_closes(g, &ws, 1000);
+    ws_finish(&ws);
+}
+
+static void test_gap(void **state)
+{
+    struct rig *g = *state;
+    struct attach_keys k = new_session(g, "{\"argv\":[\"sh\"],\"start\":\"now\",\"journal_mib\":1}");
+    struct guest_process *p = guest_process_of(g, &k);
+    static char piece[PIECE];
+    for (uint64_t at = 0; at < 3 * 1024 * 1024; at += PIECE)
+        fake_output(p, GUEST_STDOUT, at, piece, PIECE);
+    fake_exit(p, 0);
+    struct ws ws = ws_open(g, &k, "&stdout_offset=100");
+    json_t *e = ws_event(g, &ws, "gap");
+    assert_string_equal(json_string_value(json_object_get(e, "stream")), "stdout");
+    assert_int_equal(json_integer_value(json_object_get(e, "from")), 100);
+    uint64_t at = (uint64_t)json_integer_value(json_object_get(e, "to"));
+    assert_true(at >= 2 * 1024 * 1024);
+    json_decref(e);
+    while (at < 3 * 1024 * 1024) {
+        assert_true(ws_next(g, &ws));
+        assert_int_equal(bytes_get_u64(ws.data + 1), at);
+        at += ws.n - 9;
+    }
+    json_decref(ws_event(g, &ws, "result"));
+    ws_closes(g, &ws, 1000);
+    ws_finish(&ws);
+}
+
+static void test_sandbox_gone(void **state)
+{
+    struct rig *g = *state;
+    struct attach_keys k = new_session(g, "{\"argv\":[\"sh\"]}");
+    struct ws ws = ws_open(g, &k, "");
+    (void)guest_process_of(g, &k);
+    struct error why = {.code = ERROR_GONE, .message = "the sandbox failed"};
+    g->w->sb->state = SANDBOX_FAILED;
+    fake_link(g->w->sandboxes, g->w->sb, NULL, &why);
+    json_t *e = ws_event(g, &ws, "result");
+    assert_string_equal(json_string_value(json_object_get(e, "reason")), "sandbox_gone");
+    json_decref(e);
+    ws_closes(g, &ws, 1000);
+    ws_finish(&ws);
+}
+
+/* The server ends: the channel breaks, and nothing is said of a result. */
+static void test_server_ends(void **state)
+{
+    struct rig *g = *state;
+    struct attach_keys k = new_session(g, "{\"argv\":[\"sh\"]}");
+    struct ws ws = ws_open(g, &k, "");
+    struct client *nd = request(g, NULL, "GET", "/", "", NULL, 0);
+    (void)guest_process_of(g, &k);
+    data_destroy(g->data);
+    g->data = NULL;
+    http_destroy(g->http);
+    g->http = NULL;
+    while (!ws.c->eof)
+        client_poll(g, ws.c);
+    assert_true(buf_len(&ws.c->in) == 0 || (buf_head(&ws.c->in)[0] & 15) == WS_CLOSE);
+    client_close(nd);
+    ws_finish(&ws);
+}
+
+static void test_wakes(void **state)
+{
+    struct rig *g = *state;
+    struct attach_keys k = new_session(g, "{\"argv\":[\"sh\"]}");
+    g->w->sb->state = SANDBOX_STOPPED;
+    struct client *c = client_open(g);
+    char head[512];
+    int n =
+        snprintf(head, sizeof(head),
+                 "GET /v1/attach/%s HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\nConnection: close\r\n"
+                 "Accept: application/x-ndjson\r\n\r\n",
+                 k.session, k.token);
+    client_write(g, c, head, (size_t)n);
+    rig_until(g, g->w->sandboxes->waits == 1);
+    assert_int_equal(g->w->guest->started, 0);
+    struct error no = {.code = ERROR_CONFLICT, .message = "it is stopped"};
+    fake_ready(g->w->sandboxes, &no);
+    struct answer a = answer_of(g, c);
+    assert_int_equal(a.status, 409);
+    answer_free(&a);
+    g->w->sb->state = SANDBOX_PAUSED;
+    k = new_session(g, "{\"argv\":[\"sh\"],\"start\":\"now\"}");
+    assert_int_equal(g->w->sandboxes->waits, 2); /* woken for it, while the answer is out already */
+    fake_ready(g->w->sandboxes, &no);
+    fake_move(g->w->sandboxes, g->w->sb, SANDBOX_RUNNING);
+    assert_non_null(fake_process(g->w->guest, k.process));
+}
+
+static struct client *ndjson(struct rig *g, const struct attach_keys *k)
+{
+    char path[256];
+    (void)snprintf(path, sizeof(path), "/v1/attach/%s?token=%s", k->session, k->token);
+    return request(g, NULL, "GET", path, "Accept: application/x-ndjson\r\n", NULL, 0);
+}
+
+/* Collects the data of one stream's lines; checks their form and order. */
+static size_t lines_data(const char *text, const char *stream, char *to)
+{
+    size_t n = 0;
+    while (*text) {
+        size_t len = strcspn(text, "\n");
+        json_t *line = json_loadb(text, len, 0, NULL);
+        assert_non_null(line);
+        const char *b64 = json_string_value(json_object_get(line, "data_b64"));
+        if (str_eq(json_string_value(json_object_get(line, "type")), stream)) {
+            size_t got = 0;
+            assert_int_equal(json_integer_value(json_object_get(line, "offset")), n);
+            assert_true(base64_decode(b64, strlen(b64), to + n, &got));
+            n += got;
+        }
+        json_decref(line);
+        text += len + (text[len] == '\n');
+    }
+    return n;
+}
+
+static void test_ndjson(void **state)
+{
+    struct rig *g = *state;
+    struct attach_keys k = new_session(g, "{\"argv\":[\"sh\"]}");
+    struct client *c = ndjson(g, &k);
+    struct guest_process *p = guest_process_of(g, &k);
+    char *piece = malloc(PIECE);
+    char *got = malloc(40 * PIECE + 3);
+    fake_started(p, 6);
+    for (size_t i = 0; i < PIECE; i++)
+        piece[i] = (char)(i * 7 + (i >> 8));
+    for (uint64_t at = 0; at < 40 * PIECE; at += PIECE) /* more than is queued for a client at once */
+        fake_output(p, GUEST_STDOUT, at, piece, PIECE);
+    fake_output(p, GUEST_STDERR, 0, "\0\n", 2);
+    fake_exit(p, 0);
+    struct answer a = answer_of(g, c);
+    assert_int_equal(a.status, 200);
+    assert_string_equal(header_of(&a, "Content-Type"), "application/x-ndjson");
+    assert_false(a.cut);
+    assert_true(str_starts((char *)a.body, "{\"type\":\"started\",\"pid\":6}\n"));
+    assert_int_equal(lines_data((char *)a.body, "stdout", got), 40 * PIECE);
+    for (size_t i = 0; i < 40; i++)
+        assert_memory_equal(got + i * PIECE, piece, PIECE);
+    assert_int_equal(lines_data((char *)a.body, "stderr", got), 2);
+    assert_memory_equal(got, "\0\n", 2);
+    const char *last = strstr((char *)a.body, "{\"type\":\"result\"");
+    assert_non_null(last);
+    assert_string_equal(strchr(last, '\n'), "\n"); /* the last line, once */
+    answer_free(&a);
+    free(piece);
+    free(got);
+}
+
+/* Broken before the result: the client can tell. */
+static void test_ndjson_broken(void **state)
+{
+    struct rig *g = *state;
+    struct attach_keys k = new_session(g, "{\"argv\":[\"sh\"]}");
+    struct client *c = ndjson(g, &k);
+    struct guest_process *p = guest_process_of(g, &k);
+    fake_output(p, GUEST_STDOUT, 0, "x", 1);
+    rig_until(
+        g, (client_poll(g, c), buf_len(&c->in) > 0 && memmem(buf_head(&c->in), buf_len(&c->in), "eA==", 4)));
+    data_destroy(g->data);
+    g->data = NULL;
+    http_destroy(g->http);
+    g->http = NULL;
+    struct answer a = answer_of(g, c);
+    assert_true(a.cut);
+    assert_null(strstr((char *)a.body, "result"));
+    answer_free(&a);
+}
+
+static void test_resize(void **state)
+{
+    struct rig *g = *state;
+    struct attach_keys k = new_session(g, "{\"argv\":[\"sh\"],\"pty\":{\"rows\":24,\"cols\":80}}");
+    struct ws ws = ws_open(g, &k, "");
+    struct guest_process *p = guest_process_of(g, &k);
+    assert_int_equal(p->cols, 80);
+    ws_text(g, &ws, "{\"type\":\"resize\",\"rows\":50,\"cols\":132}");
+    rig_until(g, p->cols == 132);
+    assert_int_equal(p->rows, 50);
+    ws_finish(&ws);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+#define T(name) cmocka_unit_test_setup_teardown(name, rig_setup, rig_teardown)
+        T(test_first_attach),         T(test_reattach),      T(test_refused),
+        T(test_bad_messages),         T(test_late_messages), T(test_stdin_back_pressure),
+        T(test_output_back_pressure), T(test_gap),           T(test_sandbox_gone),
+        T(test_server_ends),          T(test_wakes),         T(test_ndjson),
+        T(test_ndjson_broken),        T(test_resize),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
