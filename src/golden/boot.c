@@ -70,7 +70,7 @@ static void on_finish(void *arg)
         }
         undo(b);
     } else {
-        LOG(LOG_INFO, "golden snapshot made", "key=%s took_ms=%lld", b->key,
+        LOG(LOG_DEBUG, "golden snapshot made", "key=%s took_ms=%lld", b->key,
             (long long)((clock_mono_ns() - b->begun_at) / CLOCK_NS_PER_MS));
         golden_remove_sandbox(b->g->broker, b->sandbox_id);
     }

@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
+#include <utlist.h>
 
 #include "base/cleanup.h"
 #include "base/str.h"
@@ -21,9 +22,12 @@ struct fake_engine {
     char dir[80];
     char console[512];
     struct script steps[FAKE_STEPS];
+    struct fake_vm *vms;
 };
 
 struct fake_vm {
+    struct fake_vm *prev, *next;
+    struct vm *vm;
     struct loop_timer timer; /* the step in flight */
     struct loop_timer dying;
     struct loop_timer reading;
@@ -51,6 +55,16 @@ void fake_vm_die(struct vm *vm, const char *why)
     struct fake_vm *f = vm->priv;
     (void)str_copy(f->why, sizeof(f->why), why);
     loop_timer_start(&f->dying, 0);
+}
+
+void fake_engine_kill_all(struct vm_engine *e, const char *why)
+{
+    const struct fake_engine *fe = e->priv;
+    struct fake_vm *f;
+    DL_FOREACH(fe->vms, f)
+    {
+        fake_vm_die(f->vm, why);
+    }
 }
 
 static void on_step(struct loop_timer *t)
@@ -117,11 +131,13 @@ static int listen_on(const char *path)
 
 static void begin(struct vm *vm, enum fake_step which, vm_done done, void *arg)
 {
-    const struct fake_engine *fe = vm->engine->priv;
+    struct fake_engine *fe = vm->engine->priv;
     struct fake_vm *f = calloc(1, sizeof(*f));
     if (!f)
         abort();
     vm->priv = f;
+    f->vm = vm;
+    DL_APPEND(fe->vms, f);
     loop_timer_init(vm->engine->loop, &f->timer, on_step, vm);
     loop_timer_init(vm->engine->loop, &f->dying, on_dying, vm);
     loop_timer_init(vm->engine->loop, &f->reading, on_reading, vm);
@@ -185,9 +201,11 @@ static void fake_kill(struct vm *vm)
 
 static void fake_destroy(struct vm *vm)
 {
+    struct fake_engine *fe = vm->engine->priv;
     struct fake_vm *f = vm->priv;
     if (!f)
         return;
+    DL_DELETE(fe->vms, f);
     loop_timer_stop(&f->timer);
     loop_timer_stop(&f->dying);
     loop_timer_stop(&f->reading);

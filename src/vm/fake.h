@@ -31,3 +31,6 @@ int fake_vm_accept(struct vm *vm);
 
 /* Ends the VMM as a crash would, at the end of this turn. */
 void fake_vm_die(struct vm *vm, const char *why);
+
+/* The same for every VM of the engine. */
+void fake_engine_kill_all(struct vm_engine *e, const char *why);
