@@ -182,7 +182,8 @@ static void add_options(struct debian *d)
         line[strcspn(line, "\n")] = '\0';
         add(d, "--aptopt=%s", line);
     }
-    add(d, "--customize-hook=rm -f \"$1\"/etc/apt/apt.conf.d/99mmdebstrap");
+    /* Neither the host's proxy nor its name server stays in the template. */
+    add(d, "--customize-hook=rm -f \"$1\"/etc/apt/apt.conf.d/99mmdebstrap \"$1\"/etc/resolv.conf");
 }
 
 static void add_packages(struct debian *d, const struct builder *b)

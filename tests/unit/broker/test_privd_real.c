@@ -4,6 +4,8 @@
 
 #include <grp.h>
 
+#include "broker/protocol.h"
+
 static struct real real;
 
 static char id_a[ID_SIZE];
@@ -509,6 +511,102 @@ static unsigned entries(const char *path)
     return n;
 }
 
+/* Messages no client would send: each is answered as far as it can be, and the next one is served. */
+static void test_malformed_requests(void **state)
+{
+    (void)state;
+    static unsigned char data[WIRE_MESSAGE_MAX];
+    struct error err = ERROR_INIT;
+    int fd = -1;
+    real_close(&real);
+    assert_ok(server_start(real.dir, 0, &real.lease, &fd, &err), &err);
+    AUTO_CLOSE int channel = fd;
+    AUTO_FREE struct request *q = calloc(1, sizeof(*q));
+    AUTO_FREE struct reply *r = calloc(1, sizeof(*r));
+    q->type = REQUEST_GOLDEN_HAS;
+    (void)str_copy(q->key, sizeof(q->key), "some.key");
+    unsigned seed = 12345;
+    const int passed[] = {fd, fd};
+    for (int i = 0; i < 500; i++) {
+        q->id = (uint32_t)i + 1;
+        size_t n = request_encode(q, data, sizeof(data));
+        for (int k = 0; k < 3; k++)
+            data[WIRE_HEADER_SIZE + (size_t)rand_r(&seed) % (n - WIRE_HEADER_SIZE)] =
+                (unsigned char)rand_r(&seed);
+        if (i % 7 == 0)
+            data[3] = (unsigned char)rand_r(&seed); /* the type */
+        struct pollfd f = {.fd = fd, .events = POLLOUT};
+        assert_int_equal(poll(&f, 1, 20000), 1);
+        assert_int_equal(wire_send(fd, data, n, passed, i % 5 == 0 ? 2 : 0), 0);
+        f.events = POLLIN;
+        int fds[WIRE_FDS_MAX];
+        unsigned count;
+        assert_int_equal(poll(&f, 1, 20000), 1); /* one answer each */
+        ssize_t got = wire_recv(fd, data, sizeof(data), fds, &count);
+        assert_true(got > 0);
+        assert_int_equal(count, 0);
+        struct wire_header h;
+        assert_ok(wire_decode_header(data, (size_t)got, &h, &err), &err);
+        assert_int_equal(h.id, i + 1);
+    }
+    q->id = 9999;
+    size_t n = request_encode(q, data, sizeof(data));
+    assert_int_equal(wire_send(fd, data, n, NULL, 0), 0);
+    struct pollfd f = {.fd = fd, .events = POLLIN};
+    assert_int_equal(poll(&f, 1, 20000), 1);
+    int fds[WIRE_FDS_MAX];
+    unsigned count;
+    ssize_t got = wire_recv(fd, data, sizeof(data), fds, &count);
+    assert_ok(reply_decode(data, (size_t)got, count, r, &err), &err);
+    assert_int_equal(r->id, 9999);
+    assert_int_equal(r->failed, 0);
+    (void)close(TAKE_FD(channel));
+    real_open(&real);
+}
+
+/* What a broker killed between two steps leaves: a record without files, files without a record, a
+ * damaged record, half a write. The next broker knows them all and removes them. */
+static void test_half_made_sandboxes(void **state)
+{
+    (void)state;
+    struct answer a;
+    struct error err = ERROR_INIT;
+    char ids[3][ID_SIZE];
+    AUTO_FREE char *records = str_printf("%s/privd/sandboxes", real.dir);
+    for (int i = 0; i < 3; i++) {
+        id_new("sb", ids[i]);
+        prepare(ids[i]);
+    }
+    real_close(&real);
+    real_open(&real);
+    CALL(&real, &a, 20, broker_info, on_info, &a); /* the first broker has ended: this one holds the lock */
+    real_close(&real);
+    AUTO_FREE char *no_files = str_printf("%s/pool/sandboxes/%s", real.dir, ids[0]);
+    AUTO_FREE char *no_record = str_printf("%s/%s.json", records, ids[1]);
+    AUTO_FREE char *damaged = str_printf("%s/%s.json", records, ids[2]);
+    AUTO_FREE char *half = str_printf("%s/%s.json.new", records, ids[2]);
+    AUTO_FREE char *disk = str_printf("%s/pool/sandboxes/%s/disk.raw", real.dir, ids[1]);
+    struct stat before;
+    struct stat after;
+    assert_int_equal(stat(disk, &before), 0);
+    assert_ok(fs_remove_tree(AT_FDCWD, no_files, &err), &err);
+    assert_int_equal(unlink(no_record), 0);
+    assert_ok(fs_write_atomic(AT_FDCWD, damaged, "{", 1, 0600, &err), &err);
+    assert_ok(fs_write_atomic(AT_FDCWD, half, "{\"v", 3, 0600, &err), &err);
+    real_open(&real);
+    CALL(&real, &a, 20, broker_sandbox_list, on_list, &a);
+    assert_answer(&a);
+    assert_int_equal(a.count, 4); /* with id_a */
+    assert_int_equal(stat(disk, &after), 0);
+    assert_int_equal(before.st_uid, after.st_uid); /* the lease is read off the disk */
+    prepare(ids[0]);
+    for (int i = 0; i < 3; i++) {
+        CALL(&real, &a, 20, broker_sandbox_remove, ids[i], on_done, &a);
+        assert_answer(&a);
+    }
+    assert_int_equal(access(half, F_OK), -1);
+}
+
 static void test_nothing_is_left(void **state)
 {
     (void)state;
@@ -577,6 +675,8 @@ int main(void)
         cmocka_unit_test(test_kill_and_last_words),
         cmocka_unit_test(test_golden),
         cmocka_unit_test(test_restore_maps_privately),
+        cmocka_unit_test(test_malformed_requests),
+        cmocka_unit_test(test_half_made_sandboxes),
         cmocka_unit_test(test_nothing_is_left),
         cmocka_unit_test(test_purge),
     };

@@ -1,0 +1,187 @@
+#include "unit.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/stat.h>
+
+#include "base/cleanup.h"
+#include "base/fs.h"
+#include "base/str.h"
+#include "broker/cgroup.h"
+#include "broker/record.h"
+
+struct place {
+    char *path;
+    int fd;
+};
+
+static int setup(void **state)
+{
+    struct place *p = calloc(1, sizeof(*p));
+    p->path = unit_mkdir();
+    p->fd = open(p->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    *state = p;
+    return p->fd < 0;
+}
+
+static int teardown(void **state)
+{
+    struct place *p = *state;
+    int rc = fs_remove_tree(AT_FDCWD, p->path, NULL);
+    (void)close(p->fd);
+    free(p->path);
+    free(p);
+    return rc;
+}
+
+static struct record sample(void)
+{
+    struct record r = {.uid = 1900000007, .vmm_pid = 77, .vmm_start = 1ULL << 45, .cgroup_count = 2};
+    id_new("sb", r.id);
+    (void)str_copy(r.golden, sizeof(r.golden), "key.1");
+    (void)str_copy(r.cgroups[0], sizeof(r.cgroups[0]), "/sys/fs/cgroup/a");
+    (void)str_copy(r.cgroups[1], sizeof(r.cgroups[1]), "/sys/fs/cgroup/b");
+    return r;
+}
+
+static void test_what_is_written_is_read(void **state)
+{
+    struct place *p = *state;
+    struct error err = ERROR_INIT;
+    struct record r = sample();
+    struct record back;
+    assert_int_equal(record_read(p->fd, r.id, &back, &err), ERROR_NOT_FOUND);
+    assert_ok(record_write(p->fd, &r, &err), &err);
+    r.vmm_pid = 78; /* replaced */
+    assert_ok(record_write(p->fd, &r, &err), &err);
+    assert_ok(record_read(p->fd, r.id, &back, &err), &err);
+    assert_string_equal(back.id, r.id);
+    assert_int_equal(back.uid, r.uid);
+    assert_int_equal(back.vmm_pid, 78);
+    assert_true(back.vmm_start == 1ULL << 45);
+    assert_string_equal(back.golden, "key.1");
+    assert_int_equal(back.cgroup_count, 2);
+    assert_string_equal(back.cgroups[1], "/sys/fs/cgroup/b");
+    char name[64];
+    (void)snprintf(name, sizeof(name), "%s.json", r.id);
+    struct stat st;
+    assert_int_equal(fstatat(p->fd, name, &st, 0), 0);
+    assert_int_equal(st.st_mode & 07777, 0600);
+    assert_ok(record_remove(p->fd, r.id, &err), &err);
+    assert_ok(record_remove(p->fd, r.id, &err), &err);
+    assert_int_equal(record_read(p->fd, r.id, &back, &err), ERROR_NOT_FOUND);
+}
+
+static void test_a_torn_write_leaves_the_old(void **state)
+{
+    struct place *p = *state;
+    struct error err = ERROR_INIT;
+    struct record r = sample();
+    struct record back;
+    char name[64];
+    assert_ok(record_write(p->fd, &r, &err), &err);
+    (void)snprintf(name, sizeof(name), "%s.json.new", r.id);
+    assert_ok(fs_write_atomic(p->fd, name, "{\"vers", 6, 0600, &err), &err);
+    assert_ok(record_read(p->fd, r.id, &back, &err), &err);
+    r.vmm_pid = 5;
+    assert_ok(record_write(p->fd, &r, &err), &err); /* the leftover is in nobody's way */
+    assert_ok(record_read(p->fd, r.id, &back, &err), &err);
+    assert_int_equal(back.vmm_pid, 5);
+    assert_int_equal(faccessat(p->fd, name, F_OK, 0), -1);
+}
+
+static void test_damaged_records(void **state)
+{
+    struct place *p = *state;
+    struct error err = ERROR_INIT;
+    struct record r = sample();
+    struct record back;
+    char name[64];
+    (void)snprintf(name, sizeof(name), "%s.json", r.id);
+    const char *const bad[] = {
+        "",
+        "null",
+        "[]",
+        "{\"version\":1}",
+        "{\"version\":2,\"id\":\"%s\",\"uid\":1,\"golden\":\"\",\"vmm_pid\":0,\"vmm_start\":0,\"cgroups\":[]"
+        "}",
+        "{\"version\":1,\"id\":\"sb_other\",\"uid\":1,\"golden\":\"\",\"vmm_pid\":0,\"vmm_start\":0,"
+        "\"cgroups\":[]}",
+        "{\"version\":1,\"id\":\"%s\",\"uid\":0,\"golden\":\"\",\"vmm_pid\":0,\"vmm_start\":0,\"cgroups\":[]"
+        "}",
+        "{\"version\":1,\"id\":\"%s\",\"uid\":1,\"golden\":\"\",\"vmm_pid\":-4,\"vmm_start\":0,\"cgroups\":[]"
+        "}",
+        "{\"version\":1,\"id\":\"%s\",\"uid\":1,\"golden\":\"\",\"vmm_pid\":0,\"vmm_start\":0,\"cgroups\":["
+        "\"relative\"]}",
+        "{\"version\":1,\"id\":\"%s\",\"uid\":1,\"golden\":\"\",\"vmm_pid\":0,\"vmm_start\":0,\"cgroups\":["
+        "\"/1\",\"/2\",\"/3\",\"/4\",\"/5\"]}",
+    };
+    for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
+        const char *at = strstr(bad[i], "%s");
+        AUTO_FREE char *text =
+            at ? str_printf("%.*s%s%s", (int)(at - bad[i]), bad[i], r.id, at + 2) : strdup(bad[i]);
+        assert_ok(fs_write_atomic(p->fd, name, text, strlen(text), 0600, &err), &err);
+        if (record_read(p->fd, r.id, &back, &err) != ERROR_INVALID)
+            fail_msg("accepted: %s", text);
+    }
+}
+
+/* --- cgroups --- */
+
+static void test_cgroup_life(void **state)
+{
+    (void)state;
+    struct cgroup_host h;
+    struct error err = ERROR_INIT;
+    if (geteuid() != 0)
+        skip();
+    cgroup_find(&h, "unittest00000000");
+    print_message("cgroups: %s, %u directories\n", cgroup_mode_name(h.mode), h.count);
+    if (h.mode == CGROUP_NONE)
+        skip();
+    struct record r = sample();
+    cgroup_plan(&h, &r);
+    assert_int_equal(r.cgroup_count, h.count);
+    assert_ok(cgroup_make(&h, &r, 256 << 20, 50, &err), &err);
+    assert_ok(cgroup_make(&h, &r, 256 << 20, 50, &err), &err); /* again */
+    int fds[2];
+    assert_int_equal(pipe2(fds, O_CLOEXEC), 0);
+    pid_t pid = fork();
+    if (pid == 0) {
+        char byte;
+        (void)close(fds[1]);
+        _exit((int)read(fds[0], &byte, 1));
+    }
+    assert_ok(cgroup_attach(&r, pid, &err), &err);
+    bool limited = false;
+    for (unsigned i = 0; i < r.cgroup_count; i++) {
+        AUTO_FREE char *path = str_printf("%s/pids.max", r.cgroups[i]);
+        AUTO_FREE char *text = NULL;
+        size_t n;
+        if (fs_read_file(AT_FDCWD, path, 100, &text, &n, NULL) == 0)
+            limited = strcmp(text, "50\n") == 0;
+    }
+    assert_true(limited);
+    (void)signal(SIGCHLD, SIG_IGN); /* nobody waits: the kernel reaps what cgroup_remove kills */
+    assert_ok(cgroup_remove(&r, &err), &err);
+    assert_ok(cgroup_remove(&r, &err), &err);
+    for (unsigned i = 0; i < r.cgroup_count; i++)
+        assert_int_equal(access(r.cgroups[i], F_OK), -1);
+    assert_int_equal(kill(pid, 0), -1);
+    (void)close(fds[0]);
+    (void)close(fds[1]);
+    cgroup_forget(&h);
+    for (unsigned i = 0; i < h.count; i++)
+        assert_int_equal(access(h.parents[i], F_OK), -1);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_what_is_written_is_read, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_a_torn_write_leaves_the_old, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_damaged_records, setup, teardown),
+        cmocka_unit_test(test_cgroup_life),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
