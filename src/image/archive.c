@@ -48,18 +48,18 @@ int image_unpack(const char *data, size_t len, size_t max, struct image_blob *re
         archive_read_next_header(a, &entry) != ARCHIVE_OK)
         return error_set(err, ERROR_INVALID, "cannot be unpacked: %s", archive_error_string(a));
     struct buf out;
-    buf_init(&out, max);
-    for (;;) {
+    buf_init(&out, max + CHUNK);
+    while (buf_len(&out) <= max) {
         void *room = buf_reserve(&out, CHUNK);
-        if (!room)
-            break;
-        ssize_t n = archive_read_data(a, room, CHUNK);
-        if (n <= 0) { /* an error after the stream's end is what follows it; the caller checks the content */
-            if (n < 0 && buf_len(&out) == 0)
-                break;
-            return take(&out, ret, err);
+        ssize_t n = room ? archive_read_data(a, room, CHUNK) : -1;
+        if (n > 0) {
+            buf_added(&out, (size_t)n);
+            continue;
         }
-        buf_added(&out, (size_t)n);
+        /* An error behind the stream's end is about what follows it; the caller checks the content. */
+        if (n == 0 || buf_len(&out) > 0)
+            return take(&out, ret, err);
+        break;
     }
     buf_finish(&out);
     return error_set(err, ERROR_INVALID, "cannot be unpacked, or has more than %zu bytes", max);
