@@ -307,6 +307,10 @@ int cmd_help(struct cli *c)
         help_markdown(c->out, cli_commands);
         return EXIT_OK;
     }
+    if (cli_flag(a, "mdoc")) {
+        help_mdoc(c->out, cli_commands);
+        return EXIT_OK;
+    }
     if (a->positional_count == 0) {
         help_overview(c->out, cli_commands);
         return EXIT_OK;

@@ -183,6 +183,7 @@ static const struct cli_option version_options[] = {
 
 static const struct cli_option help_options[] = {
     {"markdown", 0, OPTION_FLAG, NULL, "The whole reference page."},
+    {"mdoc", 0, OPTION_FLAG, NULL, "The manual page."},
     {NULL},
 };
 

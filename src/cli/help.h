@@ -13,3 +13,6 @@ void help_command(FILE *to, const struct cli_command *command);
 
 /* docs/reference/cli.md. */
 void help_markdown(FILE *to, const struct cli_command *table);
+
+/* docs/man/space.1, in mdoc(7). */
+void help_mdoc(FILE *to, const struct cli_command *table);

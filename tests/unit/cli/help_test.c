@@ -24,6 +24,23 @@ static char *markdown(size_t *ret_size)
     return text;
 }
 
+static void the_manual_page_is_current(void **state)
+{
+    (void)state;
+    size_t n;
+    size_t kept_n;
+    char *text = NULL;
+    AUTO_FREE char *kept = NULL;
+    FILE *to = open_memstream(&text, &n);
+    assert_non_null(to);
+    help_mdoc(to, cli_commands);
+    assert_int_equal(fclose(to), 0);
+    assert_int_equal(fs_read_file(AT_FDCWD, MAN_PAGE, 1 << 20, &kept, &kept_n, NULL), 0);
+    if (strcmp(text, kept) != 0)
+        fail_msg("docs/man/space.1 is out of date: space help --mdoc > docs/man/space.1");
+    free(text);
+}
+
 static void the_reference_page_is_current(void **state)
 {
     (void)state;
@@ -93,9 +110,8 @@ static void the_page_of_errors_is_current(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_reference_page_is_current),
-        cmocka_unit_test(every_command_has_help),
-        cmocka_unit_test(lines_fit_a_terminal),
+        cmocka_unit_test(the_reference_page_is_current), cmocka_unit_test(the_manual_page_is_current),
+        cmocka_unit_test(every_command_has_help),        cmocka_unit_test(lines_fit_a_terminal),
         cmocka_unit_test(the_page_of_errors_is_current),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
