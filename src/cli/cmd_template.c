@@ -9,6 +9,7 @@
 #include "base/buf.h"
 #include "base/cleanup.h"
 #include "base/clock.h"
+#include "base/id.h"
 #include "base/str.h"
 #include "cli/cli.h"
 #include "cli/tar.h"
@@ -283,38 +284,27 @@ static const char *text_at(const json_t *object, const char *member, const char 
     return json_string_value(json_object_get(value, name));
 }
 
-/* Id of the release being built, from wherever the server names it; NULL when it does not. */
-static const char *release_id(const json_t *answer, const json_t *operation)
+/* Id of a failed build: the operation's error ends with it. False when it is not there. */
+static bool failed_build_id(const json_t *operation, char id[ID_SIZE])
 {
-    const json_t *places[] = {operation, json_object_get(operation, "result"),
-                              json_object_get(operation, "error"), answer,
-                              json_object_get(answer, "operation")};
-    for (size_t i = 0; i < ARRAY_LEN(places); i++) {
-        const char *id = text_at(places[i], NULL, "release_id");
-        if (!id)
-            id = text_at(places[i], "release", "id");
-        if (id)
-            return id;
+    const char *detail = text_at(operation, "error", "detail");
+    for (const char *p = detail; p && (p = strstr(p, "tp_")); p++) {
+        (void)str_copy(id, ID_SIZE, p); /* cut to the length of an id */
+        if (id_valid(id, "tp"))
+            return true;
     }
-    return NULL;
+    return false;
 }
 
 /* The tail of a failed build's log. Best effort: the failure itself is told by the caller. */
-static void show_failure(struct cli *c, const char *name, const json_t *answer, const json_t *operation)
+static void show_failure(struct cli *c, const char *name, const json_t *operation)
 {
     struct error ignored = ERROR_INIT;
-    json_t *template = NULL;
-    const char *release = release_id(answer, operation);
-    if (!release &&
-        cli_call(c, "GET", client_path("/v1/templates/%s", name), NULL, &template, &ignored) == 0) {
-        const json_t *releases = json_object_get(template, "releases");
-        release = text_at(json_array_get(releases, 0), NULL, "id");
-    }
-    if (release) {
-        (void)fprintf(stderr, "space: the end of the build's log (%s):\n", release);
-        (void)print_log(c, name, release, LOG_TAIL, stderr, &ignored);
-    }
-    json_decref(template);
+    char id[ID_SIZE];
+    if (!failed_build_id(operation, id))
+        return;
+    (void)fprintf(stderr, "space: the end of the build's log (%s):\n", id);
+    (void)print_log(c, name, id, LOG_TAIL, stderr, &ignored);
 }
 
 /* Waits for the build and tells its end. */
@@ -337,7 +327,7 @@ static int finish_build(struct cli *c, const char *name, const json_t *answer, s
     if (rc == 0) {
         rc = cli_operation_error(operation, err);
         if (rc < 0)
-            show_failure(c, name, answer, operation);
+            show_failure(c, name, operation);
         else
             cli_print_object(c, c->json ? operation : json_object_get(operation, "result"));
     }

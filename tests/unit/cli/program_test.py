@@ -521,15 +521,15 @@ class Templates(Case):
         self.assertEqual(self.build(), {"kind": "tar", "upload": "up_1"})
 
     def test_failure_shows_the_log(self):
-        self.server.operation.update(status="failed", error=problem(500, "internal", "Internal error"), result=None)
-        self.server.answers[("GET", "/v1/templates/t")] = (200, {"releases": [{"id": "tp_9"}]}, {})
+        build = "tp_" + "a2" * 10
+        self.server.operation.update(status="failed", result=None, error=dict(problem(500, "internal", "Internal error"), detail=f"x (log of build {build})"))
         log = b"old line\n" * 2000 + b"E: no such package\n"
-        self.server.answers[("GET", "/v1/templates/t/releases/tp_9/log")] = (200, log, {})
+        self.server.answers[("GET", f"/v1/templates/t/releases/{build}/log")] = (200, log, {})
         r = self.space("template", "build", "t", "--debian")
         self.assertEqual(r.returncode, 1)
         self.assertIn(b"E: no such package\n", r.stderr)
         self.assertLess(len(r.stderr), 5000)
-        self.assertEqual(self.space("template", "log", "t", "tp_9").stdout, log)
+        self.assertEqual(self.space("template", "log", "t", build).stdout, log)
 
 
 class Doctor(Case):
