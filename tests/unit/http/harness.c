@@ -43,8 +43,9 @@ void fixture_setup(struct fixture *f, const struct http_config *config)
         c.listen = "127.0.0.1:0";
     if (!c.authenticate)
         c.authenticate = authenticate;
-    *f = (struct fixture){.stop_fd = -1};
-    assert_int_equal(loop_create(&f->loop, &err), 0);
+    *f = (struct fixture){.loop = f->loop, .stop_fd = -1};
+    if (!f->loop)
+        assert_int_equal(loop_create(&f->loop, &err), 0);
     assert_int_equal(http_create(f->loop, &c, &f->server, &err), 0);
 }
 
@@ -86,8 +87,10 @@ void fixture_teardown(struct fixture *f)
 {
     fixture_stop(f);
     http_destroy(f->server);
+    f->server = NULL;
     loop_turn(f->loop, 0);
     loop_destroy(f->loop);
+    f->loop = NULL;
 }
 
 int client_connect(const struct fixture *f)

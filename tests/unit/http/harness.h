@@ -17,8 +17,8 @@ struct fixture {
     bool running;
 };
 
-/* Makes loop and server (config may be NULL; authenticate, listen are filled in when missing). The keys are
- * "admin", "user", "viewer"; "old" has expired. */
+/* Makes loop (unless f->loop is one already) and server (config may be NULL; authenticate, listen are filled
+ * in when missing). The keys are "admin", "user", "viewer"; "old" has expired. */
 void fixture_setup(struct fixture *f, const struct http_config *config);
 /* Starts serving on a thread. */
 void fixture_start(struct fixture *f);
