@@ -656,6 +656,7 @@ static void test_purge(void **state)
         if (fs_read_file(AT_FDCWD, g.gl_pathv[k], 4096, &text, &n, NULL) == 0)
             assert_null(strstr(text, real.dir));
     }
+    globfree(&g);
     assert_ok(server_purge(real.dir, &err), &err);
     real_open(&real);
 }
