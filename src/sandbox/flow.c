@@ -60,7 +60,7 @@ int link_open(struct sandboxes *s, struct sandbox *sb, unsigned link_ms, struct 
 void link_wait(struct sandboxes *s, struct sandbox *sb, unsigned link_ms)
 {
     flow_phase(s, sb, "waiting for the guest");
-    step_set(sb, STEP_LINK, link_ms);
+    step_set(sb, STEP_LINK, link_ms + LINK_SLACK_MS);
     if (guest_is_ready(sb->guest))
         identify(s, sb);
 }
@@ -249,6 +249,9 @@ void start_begin(struct sandboxes *s, struct call *c)
     if (sb->op)
         operation_run(s, sb->op);
     flow_phase(s, sb, "starting the VM");
+    const struct vm_engine_info *engine = vm_engine_info(s->config.engine);
+    (void)str_copy(sb->engine, sizeof(sb->engine), engine->name);
+    (void)str_copy(sb->acceleration, sizeof(sb->acceleration), engine->acceleration);
     if (machine_new(s, sb, &c->err) < 0) {
         start_refused(s, sb, &c->err);
         return;

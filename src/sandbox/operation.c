@@ -235,7 +235,7 @@ void operation_finish(struct sandboxes *s, struct operation *op, json_t *result,
         return;
     }
     if (err) {
-        LOG(LOG_WARN, "operation failed", "sandbox=%s operation=%s kind=%s error=%s detail=" LOG_Q,
+        LOG(LOG_INFO, "operation failed", "sandbox=%s operation=%s kind=%s error=%s detail=" LOG_Q,
             *op->sandbox_id ? op->sandbox_id : "-", op->id, op->kind, error_slug(err->code), err->message);
         json_decref(result);
         end(s, op, OP_FAILED, NULL, problem_json(err));

@@ -7,6 +7,8 @@
  * call that carries an older number does nothing. */
 #pragma once
 
+/* The default hash falls through its cases, which compilers report. */
+#define HASH_FUNCTION(key, len, hash) HASH_FNV(key, len, hash)
 #include <uthash.h>
 #include <utlist.h>
 
@@ -24,6 +26,7 @@
 #define LAUNCH_MS 60000
 #define LINK_MS 60000       /* a loaded VM answers */
 #define COLD_LINK_MS 180000 /* a cold boot answers */
+#define LINK_SLACK_MS 5000  /* the link itself knows better why it did not come up */
 #define IDENTIFY_MS 30000
 #define PAUSE_MS 30000
 #define GRACE_MS 10000 /* processes, to end by themselves, on stop */

@@ -146,7 +146,7 @@ int sandboxes_new(struct sandboxes *s, const json_t *body, const char *project, 
         rc = check_memory(s, shape.memory_mib, err);
     if (rc == 0)
         rc = make(s, &spec, project, digest, &shape, &sb, err);
-    if (rc < 0)
+    if (rc != 0)
         return rc;
     rc = take_operation(s, sb, "create", err);
     if (rc < 0) {

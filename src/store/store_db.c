@@ -1,6 +1,7 @@
 #include "store/store_db.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <sqlite3.h>
 #include <stdlib.h>
@@ -170,7 +171,9 @@ static int set_up(struct store_db *db, struct error *err)
     if (rc < 0)
         return rc;
     (void)sqlite3_db_config(db->sql, SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 0, NULL);
-    rc = store_db_exec(db, "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA cache_size = -1024",
+    rc = store_db_exec(db,
+                       "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA cache_size = -1024;"
+                       "PRAGMA journal_size_limit = 16777216",
                        err);
     for (int64_t v = version; rc == 0 && (size_t)v < ARRAY_LEN(migrations); v++)
         rc = migrate_step(db, v, err);
@@ -185,6 +188,12 @@ static int set_up(struct store_db *db, struct error *err)
 
 int store_db_open(const char *path, struct store_db **ret, struct error *err)
 {
+    /* Made here for its mode, which the journal's files take over: records hold what clients keep secret. */
+    AUTO_CLOSE int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    if (fd < 0)
+        return error_errno(err, ERROR_INTERNAL, errno, "open %s", path);
+    cleanup_close(&fd);
+    fd = -1; /* closing it later would drop SQLite's locks */
     struct store_db *db = calloc(1, sizeof(*db));
     if (!db)
         return error_set(err, ERROR_NO_MEMORY, "out of memory");

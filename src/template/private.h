@@ -1,6 +1,8 @@
 /* The inside of the template registry, shared by its files. */
 #pragma once
 
+/* The default hash falls through its cases, which compilers report. */
+#define HASH_FUNCTION(key, len, hash) HASH_FNV(key, len, hash)
 #include <uthash.h>
 #include <utlist.h>
 

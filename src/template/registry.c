@@ -136,7 +136,7 @@ int templates_resolve(void *arg, const char *ref, char ret_digest[BROKER_DIGEST_
     int rc = split(copy, &tag, &digest, err);
     if (rc == 0)
         rc = find(t, copy, tag, digest, &r, err);
-    if (rc < 0)
+    if (rc != 0)
         return rc;
     (void)str_copy(ret_digest, BROKER_DIGEST_SIZE, r->digest);
     *ret_disk_mib = r->disk_mib;

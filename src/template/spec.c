@@ -9,10 +9,10 @@
 #define PACKAGES_MAX 256
 #define PACKAGE_MAX_BYTES 128
 #define DISK_MIN_MIB 16
-#define DISK_MAX_MIB (1024 * 1024)
+#define DISK_MAX_MIB 1048576
 #define DISK_DEFAULT_MIB 2048
 #define DISK_EXTRA_MIB 512
-#define MIB (1024 * 1024)
+#define MIB 1048576
 
 /* Debian's rule for names of packages. */
 static bool package_name(const char *s)

@@ -108,6 +108,7 @@ int world_setup(void **state)
 {
     struct world *w = calloc(1, sizeof(*w));
     struct error err = ERROR_INIT;
+    log_setup("test", LOG_ERROR, false);
     w->dir = unit_mkdir();
     (void)snprintf(w->path, sizeof(w->path), "%s/space.db", w->dir);
     assert_ok(loop_create(&w->loop, &err), &err);

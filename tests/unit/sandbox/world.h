@@ -6,6 +6,7 @@
 #include <fcntl.h>
 
 #include "base/fs.h"
+#include "base/log.h"
 #include "base/str.h"
 #include "fakes.h"
 #include "sandbox/sandbox.h"

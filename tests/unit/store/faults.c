@@ -206,6 +206,21 @@ static void test_directory_missing(void **state)
     assert_null(s);
 }
 
+static void test_nobody_else_reads_it(void **state)
+{
+    struct box *b = *state;
+    static const char *const suffixes[] = {"", "-wal", "-shm"};
+    put(b, STORE_KEY, "k", NULL, 1);
+    assert_int_equal(commit(b), 0);
+    for (int i = 0; i < 3; i++) {
+        char path[100];
+        struct stat st;
+        (void)snprintf(path, sizeof(path), "%s%s", b->path, suffixes[i]);
+        assert_int_equal(stat(path, &st), 0);
+        assert_int_equal(st.st_mode & 0777, 0600);
+    }
+}
+
 /* --- a disk that fills up --- */
 
 static void fill_and_empty(struct box *b)
@@ -292,6 +307,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_damaged_database, setup, teardown),
         cmocka_unit_test_setup_teardown(test_body_that_is_no_json, setup, teardown),
         cmocka_unit_test_setup_teardown(test_directory_missing, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_nobody_else_reads_it, setup, teardown),
         cmocka_unit_test_setup_teardown(test_disk_full, setup, teardown),
         cmocka_unit_test_setup_teardown(test_failed_batch_keeps_order, setup, teardown),
     };

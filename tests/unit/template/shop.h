@@ -8,6 +8,7 @@
 
 #include "../sandbox/fakes.h"
 #include "base/fs.h"
+#include "base/log.h"
 #include "base/str.h"
 #include "fakes.h"
 
@@ -75,6 +76,7 @@ static inline int shop_setup(void **state)
 {
     struct shop *s = calloc(1, sizeof(*s));
     struct error err = ERROR_INIT;
+    log_setup("test", LOG_ERROR, false);
     s->dir = unit_mkdir();
     (void)snprintf(s->path, sizeof(s->path), "%s/space.db", s->dir);
     (void)snprintf(s->uploads, sizeof(s->uploads), "%s/uploads", s->dir);
