@@ -88,7 +88,7 @@ static void add_machine(struct writer *w, const struct qemu_argv_spec *s)
     add_pair(w, "-M", "microvm,x-option-roms=off,rtc=on,memory-backend=ram");
     /* The default buffer of translated code (1 GiB) would let one busy guest take that much. A boot
      * translates about 40 MiB of code, an idle restored guest 8. */
-    add_pair(w, "-accel", s->kvm ? "kvm" : "tcg,thread=multi,tb-size=128");
+    add_pair(w, "-accel", s->kvm ? "kvm" : "tcg,thread=multi,tb-size=64");
     add_pair(w, "-cpu", s->kvm ? "host" : "max");
     add(w, "-smp");
     add(w, "%u", s->vcpus);
