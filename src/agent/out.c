@@ -59,9 +59,10 @@ static size_t stretch(const struct out *o, size_t *ret_at)
     *ret_at = at;
     if (at <= tail)
         return tail - at;
-    if (o->size - at >= AROUND + READ_MIN)
-        return o->size - at;
-    *ret_at = 0;
+    size_t after = o->size - at;
+    if (after >= o->size / 4 || after >= tail)
+        return after;
+    *ret_at = 0; /* the larger piece, or a frame near the end would leave no room for long */
     return tail;
 }
 

@@ -58,7 +58,6 @@ static void fill(struct process *p, int i)
     if (o->fd < 0)
         return;
     uint64_t before = o->end;
-    int fd = o->fd;
     if (!out_has_room(o)) {
         agent_unwatch(p->agent, &p->out_watch[i]);
         return;
@@ -67,8 +66,9 @@ static void fill(struct process *p, int i)
         agent_unwatch(p->agent, &p->out_watch[i]);
         out_end(o);
         check_closed(p);
-    } else if (o->end - before >= PIPE_GROW && before < PIPE_GROW && p->terminal < 0) {
-        (void)fcntl(fd, F_SETPIPE_SZ, PIPE_LARGE);
+    } else if (!p->grown[i] && o->end - before >= PIPE_GROW && p->terminal < 0) {
+        p->grown[i] = true;
+        (void)fcntl(o->fd, F_SETPIPE_SZ, PIPE_LARGE);
     }
 }
 

@@ -26,6 +26,7 @@ struct process {
     bool tell_started; /* to be sent on the channel */
     bool told_exit;    /* in this epoch */
     bool timed_out;
+    bool grown[2]; /* the stream's pipe has been made larger */
     int64_t deadline;       /* monotonic ns; 0: none */
     int64_t drain_deadline; /* when streams held by someone who escaped the kill are given up; 0: none */
     uint32_t reason;        /* enum proto_reason */

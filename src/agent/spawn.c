@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/sched.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -44,11 +45,13 @@ static int place_fds(const struct spawn *s)
     return 0;
 }
 
-static void reset_signals(void)
+static void reset_inherited(void)
 {
     struct sigaction dfl = {.sa_handler = SIG_DFL};
     sigset_t none;
     sigemptyset(&none);
+    const struct sched_param normal = {0};
+    (void)sched_setscheduler(0, SCHED_OTHER, &normal); /* the agent itself runs as a batch, see main.c */
     (void)sigaction(SIGPIPE, &dfl, NULL);
     (void)sigprocmask(SIG_SETMASK, &none, NULL);
 }
@@ -85,7 +88,7 @@ static int run_child(void *arg)
         return fail(c, STAGE_FDS);
     if (s->tty && ioctl(0, TIOCSCTTY, 0) < 0)
         return fail(c, STAGE_TTY);
-    reset_signals();
+    reset_inherited();
     (void)umask(022);
     if (user_become(s->user) < 0)
         return fail(c, STAGE_USER);

@@ -1,0 +1,192 @@
+/* bare_init: the least a guest can be, to measure against. A static PID 1 that loads the modules in
+ * /modules.list and serves one line at a time on the port named space.agent, with no protocol, no supervision
+ * and no file system:
+ *
+ *   FLOOD <bytes>   writes that many bytes to the port, from this process
+ *   PIPE <bytes>    the same, produced by a child and read from its pipe
+ *   anything else   is forked and executed (words split at blanks), answered by "EXIT <status>"
+ *
+ * Executables are looked up in the initramfs, or under /newroot when /dev/vda can be mounted there. */
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mount.h>
+#include <sys/reboot.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define LINE_MAX_BYTES 4096
+#define WORDS_MAX 64
+#define BLOCK 32768
+
+static char block[BLOCK];
+
+static void read_text(const char *path, char *to, size_t size)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd >= 0 ? read(fd, to, size - 1) : -1;
+    to[n > 0 ? n : 0] = '\0';
+    if (fd >= 0)
+        (void)close(fd);
+}
+
+static void load_modules(void)
+{
+    static char list[LINE_MAX_BYTES];
+    char *rest = list, *path;
+    read_text("/modules.list", list, sizeof(list));
+    while ((path = strsep(&rest, "\n"))) {
+        int fd = *path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+        if (fd < 0)
+            continue;
+        (void)syscall(SYS_finit_module, fd, "", 0);
+        (void)close(fd);
+    }
+}
+
+static int find_port(void)
+{
+    DIR *d = opendir("/sys/class/virtio-ports");
+    struct dirent *e;
+    int fd = -1;
+    while (d && fd < 0 && (e = readdir(d))) {
+        char path[300], name[64];
+        (void)snprintf(path, sizeof(path), "/sys/class/virtio-ports/%s/name", e->d_name);
+        read_text(path, name, sizeof(name));
+        (void)snprintf(path, sizeof(path), "/dev/%s", e->d_name);
+        if (strncmp(name, "space.agent", strlen("space.agent")) == 0)
+            fd = open(path, O_RDWR | O_CLOEXEC);
+    }
+    if (d)
+        (void)closedir(d);
+    return fd;
+}
+
+static void pause_ms(long ms)
+{
+    const struct timespec t = {0, ms * 1000000L};
+    (void)nanosleep(&t, NULL);
+}
+
+static void write_all(int fd, const char *p, size_t n)
+{
+    while (n > 0) {
+        ssize_t w = write(fd, p, n);
+        if (w < 0 && errno != EAGAIN && errno != EINTR)
+            return;
+        if (w > 0) {
+            p += w;
+            n -= (size_t)w;
+        }
+    }
+}
+
+static void flood(int to, unsigned long long bytes)
+{
+    while (bytes > 0) {
+        size_t n = bytes < BLOCK ? (size_t)bytes : BLOCK;
+        write_all(to, block, n);
+        bytes -= n;
+    }
+}
+
+static void flood_through_pipe(int port, unsigned long long bytes)
+{
+    int fds[2];
+    if (pipe(fds) < 0)
+        return;
+    pid_t pid = fork();
+    if (pid == 0) {
+        flood(fds[1], bytes);
+        _exit(0);
+    }
+    (void)close(fds[1]);
+    for (;;) {
+        ssize_t n = read(fds[0], block, BLOCK);
+        if (n <= 0)
+            break;
+        write_all(port, block, (size_t)n);
+    }
+    (void)close(fds[0]);
+    (void)waitpid(pid, NULL, 0);
+}
+
+static void execute(int port, char *line)
+{
+    char *argv[WORDS_MAX + 1], *word, answer[32];
+    int words = 0, status = 127 << 8;
+    while (words < WORDS_MAX && (word = strsep(&line, " ")))
+        if (*word)
+            argv[words++] = word;
+    argv[words] = NULL;
+    pid_t pid = words ? vfork() : -1;
+    if (pid == 0) {
+        (void)execvp(argv[0], argv);
+        _exit(127);
+    }
+    if (pid > 0)
+        (void)waitpid(pid, &status, 0);
+    int n = snprintf(answer, sizeof(answer), "EXIT %d\n", WIFEXITED(status) ? WEXITSTATUS(status) : 128);
+    write_all(port, answer, (size_t)n);
+}
+
+static void serve(int port, char *line)
+{
+    if (strncmp(line, "FLOOD ", 6) == 0)
+        flood(port, strtoull(line + 6, NULL, 10));
+    else if (strncmp(line, "PIPE ", 5) == 0)
+        flood_through_pipe(port, strtoull(line + 5, NULL, 10));
+    else
+        execute(port, line);
+}
+
+/* Reads lines for ever. A port without a host is at its end: poll(2) then returns at once, so that is waited
+ * out. */
+static void serve_lines(int port)
+{
+    static char line[LINE_MAX_BYTES];
+    size_t have = 0;
+    for (;;) {
+        ssize_t n = read(port, line + have, sizeof(line) - 1 - have);
+        if (n <= 0) {
+            pause_ms(5);
+            continue;
+        }
+        have += (size_t)n;
+        line[have] = '\0';
+        char *end;
+        while ((end = memchr(line, '\n', have))) {
+            *end = '\0';
+            serve(port, line);
+            have -= (size_t)(end + 1 - line);
+            memmove(line, end + 1, have);
+        }
+        if (have == sizeof(line) - 1)
+            have = 0;
+    }
+}
+
+int main(void)
+{
+    (void)mount("dev", "/dev", "devtmpfs", 0, NULL);
+    (void)mount("proc", "/proc", "proc", 0, NULL);
+    (void)mount("sys", "/sys", "sysfs", 0, NULL);
+    load_modules();
+    memset(block, 'x', sizeof(block));
+    int port = -1;
+    while ((port = find_port()) < 0)
+        pause_ms(10);
+    (void)mkdir("/newroot", 0755);
+    if (mount("/dev/vda", "/newroot", "ext4", 0, NULL) == 0 && chdir("/newroot") == 0 && chroot(".") == 0)
+        (void)chdir("/");
+    (void)setenv("PATH", "/usr/bin:/bin:/usr/sbin:/sbin", 1);
+    serve_lines(port);
+    return 0;
+}
