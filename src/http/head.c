@@ -14,11 +14,27 @@ struct head_scan {
     bool repeated; /* a field that may come once came twice */
 };
 
-static void keep_once(struct head_scan *scan, const char **to, const char *value)
+/* Where a field that matters here is kept; by length first, since this runs for every field of every request.
+ */
+static const char **field_of(struct head_scan *scan, const char *name)
 {
-    if (*to)
-        scan->repeated = true;
-    *to = value;
+    struct http_request *r = scan->r;
+    switch (strlen(name)) {
+    case 9:
+        return strcasecmp(name, "X-API-Key") == 0 ? &r->api_key : NULL;
+    case 12:
+        return strcasecmp(name, "Content-Type") == 0 ? &r->content_type : NULL;
+    case 13:
+        return strcasecmp(name, "Authorization") == 0 ? &r->authorization : NULL;
+    case 14:
+        return strcasecmp(name, "Content-Length") == 0 ? &scan->length : NULL;
+    case 15:
+        return strcasecmp(name, "Idempotency-Key") == 0 ? &r->idempotency_key : NULL;
+    case 17:
+        return strcasecmp(name, "Transfer-Encoding") == 0 ? &scan->encoding : NULL;
+    default:
+        return NULL;
+    }
 }
 
 /* One pass over all fields, since every look-up by name would walk them again. */
@@ -26,18 +42,14 @@ static enum MHD_Result scan_field(void *cls, enum MHD_ValueKind kind, const char
 {
     (void)kind;
     struct head_scan *scan = cls;
-    struct http_request *r = scan->r;
     value = value ? value : "";
     scan->fields++;
     scan->bytes += strlen(name) + strlen(value);
-    static const char *const names[] = {
-        "Authorization", "X-API-Key", "Content-Length", "Transfer-Encoding", "Idempotency-Key",
-        "Content-Type",  NULL};
-    const char **const to[] = {&r->authorization, &r->api_key,         &scan->length,
-                               &scan->encoding,   &r->idempotency_key, &r->content_type};
-    for (size_t i = 0; names[i]; i++)
-        if (strcasecmp(name, names[i]) == 0)
-            keep_once(scan, to[i], value);
+    const char **to = field_of(scan, name);
+    if (to) {
+        scan->repeated = scan->repeated || *to;
+        *to = value;
+    }
     return MHD_YES;
 }
 

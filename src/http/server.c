@@ -16,7 +16,7 @@
 
 #define CONNECTIONS_DEFAULT 4096
 #define IDLE_TIMEOUT_DEFAULT_S 620 /* above what load balancers keep, so that they close first */
-#define POOL_BYTES (64 * 1024)     /* of one connection: both buffers, header fields */
+#define POOL_BYTES (32 * 1024)     /* of one connection: buffers, header fields; cleared after each request */
 #define SWEEP_MS 2000
 #define BACKLOG 1024
 
