@@ -281,7 +281,7 @@ static int64_t deadlines(struct agent *a)
     int64_t next = sooner(process_deadlines(a, now), file_deadlines(a, now));
     if (!a->stopping)
         return next;
-    if (a->stop_at <= now || !a->processes) {
+    if (a->stop_at <= now || !process_pending(a)) {
         if (a->init)
             boot_power_off();
         process_free_all(a);

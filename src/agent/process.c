@@ -141,6 +141,14 @@ static void unlink_process(struct agent *a, struct process *p)
     p->terminal = -1;
 }
 
+bool process_pending(const struct agent *a)
+{
+    for (const struct process *p = a->processes; p; p = p->next)
+        if (!p->closed || (p->channel && !p->told_exit))
+            return true;
+    return false;
+}
+
 void process_free_dead(struct agent *a)
 {
     while (a->dead_processes) {

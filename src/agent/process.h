@@ -26,7 +26,7 @@ struct process {
     bool tell_started; /* to be sent on the channel */
     bool told_exit;    /* in this epoch */
     bool timed_out;
-    bool grown[2]; /* the stream's pipe has been made larger */
+    bool grown[2];          /* the stream's pipe has been made larger */
     int64_t deadline;       /* monotonic ns; 0: none */
     int64_t drain_deadline; /* when streams held by someone who escaped the kill are given up; 0: none */
     uint32_t reason;        /* enum proto_reason */
@@ -60,6 +60,10 @@ bool process_send(struct agent *a, struct process *p);
 
 /* Deadlines: acts on those that have passed, returns the next (0: none). */
 int64_t process_deadlines(struct agent *a, int64_t now);
+
+/* Whether a process still runs, or has ended without its host knowing yet. One whose result is known, or that
+ * nobody is attached to, is not worth waiting for at the end. */
+bool process_pending(const struct agent *a);
 
 void process_free_dead(struct agent *a);
 void process_free_all(struct agent *a);
