@@ -108,7 +108,7 @@ void guest_was_lost(struct sandboxes *s, struct call *c)
 static void paused(struct sandboxes *s, struct call *c)
 {
     struct sandbox *sb = c->sb;
-    if (call_stale(c) || c->err.code == ERROR_GONE)
+    if (call_stale(c) || sb->step != STEP_PAUSE || c->err.code == ERROR_GONE)
         return;
     if (c->err.code && !vm_is_running(sb->vm)) {
         (void)error_wrap(&c->err, "the VM could not be paused");
@@ -184,7 +184,8 @@ void shutdown_ask(struct sandboxes *s, struct sandbox *sb)
 static void awake_to_stop(struct sandboxes *s, struct call *c)
 {
     struct sandbox *sb = c->sb;
-    if (call_stale(c) || c->err.code == ERROR_GONE)
+    /* The time may have been over within this very turn. */
+    if (call_stale(c) || sb->step != STEP_SHUTDOWN || c->err.code == ERROR_GONE)
         return;
     if (c->err.code) {
         machine_kill(s, sb);

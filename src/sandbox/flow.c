@@ -150,7 +150,7 @@ static void on_resumed(void *arg, const struct error *err)
 static void booted(struct sandboxes *s, struct call *c)
 {
     struct sandbox *sb = c->sb;
-    if (call_stale(c))
+    if (call_stale(c) || sb->step != STEP_BOOT)
         return;
     /* The agent's socket accepts before the VM runs, so connecting and resuming go side by side. */
     if (c->err.code || link_open(s, sb, LINK_MS, &c->err) < 0) {
@@ -220,7 +220,7 @@ static void start_refused(struct sandboxes *s, struct sandbox *sb, struct error 
 static void launched(struct sandboxes *s, struct call *c)
 {
     struct sandbox *sb = c->sb;
-    if (call_stale(c))
+    if (call_stale(c) || sb->step != STEP_LAUNCH)
         return;
     if (c->err.code) {
         start_refused(s, sb, &c->err);
@@ -265,7 +265,7 @@ void start_begin(struct sandboxes *s, struct call *c)
 static void unpaused(struct sandboxes *s, struct call *c)
 {
     struct sandbox *sb = c->sb;
-    if (call_stale(c) || c->err.code == ERROR_GONE)
+    if (call_stale(c) || sb->step != STEP_UNPAUSE || c->err.code == ERROR_GONE)
         return;
     if (c->err.code && !vm_is_running(sb->vm)) {
         flow_end(sb);

@@ -1,6 +1,8 @@
 /* Each step that can fail, hang or kill the VM, and what becomes of the sandbox and its operation. */
 #include "world.h"
 
+#include <sqlite3.h>
+
 static const char *new_id(struct world *w)
 {
     static char id[ID_SIZE];
@@ -325,6 +327,50 @@ static void test_start_that_fails(void **state)
     world_until(w, world_state(w, id) == SANDBOX_RUNNING);
 }
 
+/* --- a disk that refuses writes --- */
+
+static void sql(struct world *w, const char *text)
+{
+    sqlite3 *db = NULL;
+    char *why = NULL;
+    assert_int_equal(sqlite3_open(w->path, &db), SQLITE_OK);
+    (void)sqlite3_busy_timeout(db, 5000);
+    if (sqlite3_exec(db, text, NULL, NULL, &why) != SQLITE_OK)
+        fail_msg("%s", why);
+    (void)sqlite3_close(db);
+}
+
+static void test_store_refuses(void **state)
+{
+    struct world *w = *state;
+    struct error err = ERROR_INIT;
+    struct sandbox *sb = NULL;
+    const char *id = world_running(w);
+    const char *other = world_running(w);
+    world_turns(w, 20); /* what is queued goes out first */
+    sql(w, "CREATE TRIGGER t BEFORE INSERT ON operation BEGIN SELECT RAISE(FAIL, 'no'); END");
+    char op[ID_SIZE];
+    assert_false(world_verb(w, id, SANDBOX_PAUSE, op));
+    world_until(w, !store_healthy(w->store));
+    world_until(w, world_state(w, id) == SANDBOX_PAUSED); /* what was begun is finished */
+    assert_int_equal(world_try(w, NULL, &sb, &err), ERROR_UNAVAILABLE);
+    assert_int_equal(world_refused(w, other, SANDBOX_STOP, &err), ERROR_UNAVAILABLE);
+    assert_false(world_verb(w, other, SANDBOX_DELETE, NULL)); /* it may be what makes room */
+    world_until(w, world_state(w, other) == SANDBOX_DELETED);
+    sql(w, "DROP TRIGGER t");
+    world_until(w, store_healthy(w->store));
+    assert_ok(world_try(w, NULL, &sb, &err), &err);
+    char third[ID_SIZE];
+    (void)str_copy(third, sizeof(third), sandbox_id(sb));
+    world_until(w, world_state(w, third) == SANDBOX_RUNNING);
+    world_restart(w); /* nothing that was queued meanwhile is lost */
+    world_until(w, w->started);
+    assert_int_equal(world_state(w, id), SANDBOX_PAUSED);
+    assert_int_equal(world_state(w, other), SANDBOX_DELETED);
+    assert_int_equal(world_state(w, third), SANDBOX_RUNNING);
+    assert_string_equal(world_op(w, op), "succeeded");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -344,6 +390,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_stop_while_the_link_is_down, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_vmm_dies_while_stopping, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_start_that_fails, world_setup, world_teardown),
+        cmocka_unit_test_setup_teardown(test_store_refuses, world_setup, world_teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
