@@ -135,7 +135,7 @@ class HostileGuest(SpaceTest):
 
     @limit(300)
     def test_filling_the_disk(self):
-        sb = self.sandbox(resources={"disk_mib": 64})
+        sb = self.small_sandbox()
         done = sb.exec("cat /dev/zero > /root/fill", timeout_s=100, timeout=150)
         self.assertIn(b"No space left", done.err)
         self.assertEqual(sb.sh("echo works; rm /root/fill"), "works\n")

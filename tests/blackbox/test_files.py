@@ -197,7 +197,7 @@ class Large(SpaceTest):
 
     @limit(300)
     def test_a_full_disk_is_no_space(self):
-        sb = self.sandbox(resources={"disk_mib": 64})
+        sb = self.small_sandbox()
         sb.exec("dd if=/dev/zero of=/root/fill bs=1M count=200; sync", timeout=200)
         self.api.problem("PUT", sb.file("/root/more"), b"x" * (4 << 20), status=507, slug="no_space")
         sb.sh("rm /root/fill; sync")
