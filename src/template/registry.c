@@ -181,6 +181,9 @@ int release_add(struct templates *t, const struct build *b, const char *digest, 
     r->disk_mib = b->disk_mib;
     r->content_bytes = content_bytes;
     r->created_ms = clock_wall_ms();
+    /* The order of releases is that of their times, also of those of the same millisecond. */
+    if (t->releases && r->created_ms <= t->releases->prev->created_ms)
+        r->created_ms = t->releases->prev->created_ms + 1;
     r->state = RELEASE_PREPARING;
     DL_APPEND(t->releases, r);
     release_save(t, r);
