@@ -4,6 +4,9 @@
 #include <openssl/evp.h>
 #include <stdlib.h>
 #include <string.h>
+
+/* The default hash falls through switch labels, which clang refuses. */
+#define HASH_FUNCTION(key, len, hash) HASH_FNV(key, len, hash)
 #include <uthash.h>
 
 #include "base/cleanup.h"

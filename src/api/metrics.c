@@ -1,9 +1,13 @@
 #include "api/metrics.h"
 
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+/* The default hash falls through switch labels, which clang refuses. */
+#define HASH_FUNCTION(key, len, hash) HASH_FNV(key, len, hash)
 #include <uthash.h>
 
 #include "api/events.h"
@@ -198,11 +202,15 @@ static void write_answers(struct buf *b, const struct metrics *m)
 
 static double resident_bytes(void)
 {
-    AUTO_FCLOSE FILE *f = fopen("/proc/self/statm", "re");
-    unsigned long total, resident;
-    if (!f || fscanf(f, "%lu %lu", &total, &resident) != 2)
+    char text[128];
+    AUTO_CLOSE int fd = open("/proc/self/statm", O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd < 0 ? -1 : read(fd, text, sizeof(text) - 1);
+    if (n <= 0)
         return 0;
-    return (double)resident * (double)sysconf(_SC_PAGESIZE);
+    text[n] = '\0';
+    const char *second = strchr(text, ' '); /* the first number is the size of the address space */
+    unsigned long pages = second ? strtoul(second, NULL, 10) : 0;
+    return (double)pages * (double)sysconf(_SC_PAGESIZE);
 }
 
 char *metrics_text(struct api *a)
