@@ -95,7 +95,7 @@ static int builder_child(void *arg, int gate_fd, struct jail_fail *fail)
     struct launch *l = arg;
     jail_reset_signals();
     (void)setsid();
-    if (jail_place_fds(l->fds, ARRAY_LEN(l->fds), fail) < 0 || jail_wait_gate(gate_fd, fail) < 0)
+    if (jail_wait_gate(gate_fd, fail) < 0)
         return -1;
     (void)execve(l->argv[0], l->argv, l->env);
     return jail_failed(fail, "execute", "space-builder");
@@ -143,7 +143,7 @@ static int launch_builder(struct build *b, const struct request *q, int result_f
     for (const char *s = NULL; (s = wire_list_next(&q->packages, s));)
         l.argv[n++] = (char *)s;
     struct jail_child child = JAIL_CHILD_INIT;
-    int rc = jail_clone(CLONE_NEWPID | CLONE_NEWNS, builder_child, &l, &child, err);
+    int rc = jail_clone(CLONE_NEWPID | CLONE_NEWNS, l.fds, ARRAY_LEN(l.fds), builder_child, &l, &child, err);
     if (rc < 0)
         return rc;
     b->pid = child.pid;

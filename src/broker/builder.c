@@ -35,6 +35,7 @@
 /* --- roots of the steps --- */
 
 struct root {
+    struct jail_system system;
     struct jail_item items[ITEMS_MAX];
     unsigned count;
     char work[5][300];
@@ -56,7 +57,7 @@ static void add_work(struct root *r, unsigned slot, const struct builder *b, con
 static void root_base(struct root *r)
 {
     memset(r, 0, sizeof(*r));
-    r->count = jail_system_items(r->items);
+    r->count = jail_system_items(&r->system, r->items);
     add(r, JAIL_BIND_ALL, "dev/null", "/dev/null");
     add(r, JAIL_BIND_ALL, "dev/zero", "/dev/zero");
     add(r, JAIL_BIND_ALL, "dev/urandom", "/dev/urandom");

@@ -194,7 +194,7 @@ int step_start(struct step *s, struct error *err)
     int rc = open_pipes(s, err);
     if (rc < 0)
         return rc;
-    rc = jail_clone(CLONE_NEWNS, step_child, s, &s->child, err);
+    rc = jail_clone(CLONE_NEWNS, NULL, 0, step_child, s, &s->child, err);
     if (rc == 0)
         rc = map_ids(s, err);
     if (rc < 0) {

@@ -21,7 +21,6 @@
 #include "base/proc.h"
 #include "base/str.h"
 
-#define FDS_MAX 8
 #define HIGH_FD 64
 
 int jail_failed(struct jail_fail *f, const char *step, const char *what)
@@ -33,23 +32,58 @@ int jail_failed(struct jail_fail *f, const char *step, const char *what)
 
 /* --- the child process --- */
 
-static void child_main(int (*fn)(void *, int, struct jail_fail *), void *arg, int gate_fd, int error_fd)
+/* Closes every descriptor from first on. */
+static void close_from(unsigned first)
+{
+    if (syscall(SYS_close_range, first, ~0U, 0) == 0)
+        return;
+    for (int fd = (int)first; fd < 65536; fd++) /* before Linux 5.9 */
+        (void)close(fd);
+}
+
+/* The wanted descriptors to 0, 1, ..., the pipes behind them, nothing else. The pipes go up first, out of
+ * the way of the numbers given out. */
+static int place_all(const int *fds, unsigned count, int *gate_fd, int *error_fd, struct jail_fail *fail)
+{
+    int gate = fcntl(*gate_fd, F_DUPFD_CLOEXEC, HIGH_FD + JAIL_FDS_MAX);
+    int error = fcntl(*error_fd, F_DUPFD_CLOEXEC, HIGH_FD + JAIL_FDS_MAX);
+    if (gate < 0 || error < 0)
+        return jail_failed(fail, "duplicate", "the pipes");
+    *gate_fd = gate;
+    *error_fd = error;
+    if (count == 0)
+        return 0;
+    if (jail_place_fds(fds, count, fail) < 0)
+        return -1;
+    if (dup3(gate, (int)count, O_CLOEXEC) < 0 || dup3(error, (int)count + 1, O_CLOEXEC) < 0)
+        return jail_failed(fail, "place", "the pipes");
+    *gate_fd = (int)count;
+    *error_fd = (int)count + 1;
+    close_from(count + 2);
+    return 0;
+}
+
+struct child {
+    const int *fds;
+    unsigned fd_count;
+    int (*fn)(void *arg, int gate_fd, struct jail_fail *fail);
+    void *arg;
+};
+
+static void child_main(const struct child *c, int gate_fd, int error_fd)
 {
     struct jail_fail fail = {0};
-    /* Out of the way of the numbers that jail_place_fds gives out. */
-    int gate = fcntl(gate_fd, F_DUPFD_CLOEXEC, HIGH_FD + FDS_MAX);
-    int error = fcntl(error_fd, F_DUPFD_CLOEXEC, HIGH_FD + FDS_MAX);
-    if (gate >= 0 && error >= 0)
-        (void)fn(arg, gate, &fail);
-    else
-        (void)jail_failed(&fail, "duplicate", "the pipes");
-    (void)!write(error >= 0 ? error : error_fd, &fail, sizeof(fail));
+    if (place_all(c->fds, c->fd_count, &gate_fd, &error_fd, &fail) == 0)
+        (void)c->fn(c->arg, gate_fd, &fail);
+    (void)!write(error_fd, &fail, sizeof(fail));
     _exit(127);
 }
 
-int jail_clone(uint64_t namespaces, int (*fn)(void *arg, int gate_fd, struct jail_fail *fail), void *arg,
-               struct jail_child *ret, struct error *err)
+int jail_clone(uint64_t namespaces, const int *fds, unsigned fd_count,
+               int (*fn)(void *arg, int gate_fd, struct jail_fail *fail), void *arg, struct jail_child *ret,
+               struct error *err)
 {
+    const struct child child = {fds, fd_count, fn, arg};
     int gate[2];
     int error[2];
     if (pipe2(gate, O_CLOEXEC) < 0)
@@ -68,7 +102,7 @@ int jail_clone(uint64_t namespaces, int (*fn)(void *arg, int gate_fd, struct jai
         /* The write end must not stay open here: the parent's death is this pipe's end of file. */
         (void)close(gate_writer);
         (void)close(error_reader);
-        child_main(fn, arg, gate_reader, error_writer);
+        child_main(&child, gate_reader, error_writer);
     }
     if (pid < 0)
         return error_errno(err, ERROR_INTERNAL, errno, "clone into new namespaces");
@@ -251,17 +285,17 @@ int jail_enter_root(const char *at, const struct jail_item *items, struct jail_f
     return 0;
 }
 
-unsigned jail_system_items(struct jail_item *items)
+unsigned jail_system_items(struct jail_system *system, struct jail_item *items)
 {
-    static const char *const names[] = {"/lib", "/lib64", "/lib32", "/bin", "/sbin"};
-    static char targets[ARRAY_LEN(names)][64];
+    static const char *const names[JAIL_SYSTEM_ITEMS - 1] = {"/lib", "/lib64", "/lib32", "/bin", "/sbin"};
+    memset(system, 0, sizeof(*system));
     unsigned n = 0;
     items[n++] = (struct jail_item){.entry = JAIL_BIND, .to = "usr", .from = "/usr"};
     for (size_t i = 0; i < ARRAY_LEN(names); i++) {
         /* Merged /usr: a link; else a directory of its own. */
-        ssize_t len = readlink(names[i], targets[i], sizeof(targets[i]) - 1);
+        ssize_t len = readlink(names[i], system->links[i], sizeof(system->links[i]) - 1);
         if (len > 0)
-            items[n++] = (struct jail_item){.entry = JAIL_LINK, .to = names[i] + 1, .from = targets[i]};
+            items[n++] = (struct jail_item){.entry = JAIL_LINK, .to = names[i] + 1, .from = system->links[i]};
         else
             items[n++] = (struct jail_item){
                 .entry = JAIL_BIND, .to = names[i] + 1, .from = names[i], .optional = true};
@@ -311,7 +345,7 @@ int jail_drop(uid_t uid, struct jail_fail *fail)
 
 int jail_place_fds(const int *fds, unsigned count, struct jail_fail *fail)
 {
-    int high[FDS_MAX];
+    int high[JAIL_FDS_MAX];
     /* Everything closes on exec, whatever the broker had open; the wanted ones are copied without. */
     if (syscall(SYS_close_range, 0, ~0U, 4 /* CLOSE_RANGE_CLOEXEC */) < 0)
         for (int fd = 0; fd < 1024; fd++)

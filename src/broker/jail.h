@@ -32,11 +32,16 @@ struct jail_child {
         .pid = 0, .pidfd = -1, .gate_fd = -1, .error_fd = -1 \
     }
 
+#define JAIL_FDS_MAX 8
+
 /* Clones a child with these CLONE_NEW* flags that runs fn and ends when fn returns (fn fills *fail and
  * returns -1, or executes). gate_fd is for jail_wait_gate. When the parent dies before jail_release the
- * child ends. */
-int jail_clone(uint64_t namespaces, int (*fn)(void *arg, int gate_fd, struct jail_fail *fail), void *arg,
-               struct jail_child *ret, struct error *err);
+ * child ends: it holds nothing else of the parent, in which other threads may be cloning too, and whose
+ * pipes' ends it would keep open. In the child fds[i] is number i, without close-on-exec, and every
+ * other descriptor is closed. fd_count 0: they stay as they are, for a parent with one thread. */
+int jail_clone(uint64_t namespaces, const int *fds, unsigned fd_count,
+               int (*fn)(void *arg, int gate_fd, struct jail_fail *fail), void *arg, struct jail_child *ret,
+               struct error *err);
 
 /* In the child: waits for jail_release. */
 int jail_wait_gate(int gate_fd, struct jail_fail *fail);
@@ -77,9 +82,16 @@ struct jail_item {
  * never sees change), enters it and lets go of the old one. Ends in "/", which is read-only. */
 int jail_enter_root(const char *at, const struct jail_item *items, struct jail_fail *fail);
 
+#define JAIL_SYSTEM_ITEMS 6
+
+/* What the entries below point to. */
+struct jail_system {
+    char links[JAIL_SYSTEM_ITEMS - 1][64];
+};
+
 /* Entries for the C library's world: /usr and where /lib, /lib64, /bin, /sbin point on this host. Fills
- * at most 6 of items and returns how many; texts are static. Call before the clone. */
-unsigned jail_system_items(struct jail_item *items);
+ * JAIL_SYSTEM_ITEMS of items, which point into *system, and returns how many. Call before the clone. */
+unsigned jail_system_items(struct jail_system *system, struct jail_item *items);
 
 /* In the child: rlimits all VMMs and builds share (no core files, open files, processes, file size). */
 int jail_limits(uint64_t file_size, unsigned files, unsigned processes, struct jail_fail *fail);
@@ -88,7 +100,7 @@ int jail_limits(uint64_t file_size, unsigned files, unsigned processes, struct j
 int jail_drop(uid_t uid, struct jail_fail *fail);
 
 /* In the child: descriptors fds[i] become number i, without close-on-exec; every other one closes on
- * exec. At most 8. */
+ * exec. At most JAIL_FDS_MAX. */
 int jail_place_fds(const int *fds, unsigned count, struct jail_fail *fail);
 
 /* In the child: default signal actions, nothing blocked. */

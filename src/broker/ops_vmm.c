@@ -150,6 +150,7 @@ int vmm_fifo(const struct privd *p, const char *sandbox_id, int *ret_read, int *
 struct start {
     struct job *j;
     char disk[256], mem[400], kernel[336], initrd[336], preload[256], root_at[256], prefix[PATH_MAX];
+    struct jail_system system;
     struct jail_item items[ITEMS_MAX];
     struct qemu_argv argv;
     struct vmm_spec spec;
@@ -216,7 +217,7 @@ static void plan_root(struct start *s)
     const struct privd *p = s->j->p;
     const struct request *q = &s->j->req;
     uid_t uid = s->j->sandbox->rec.uid;
-    unsigned n = jail_system_items(s->items);
+    unsigned n = jail_system_items(&s->system, s->items);
     if (!str_starts(p->qemu, "/usr/")) {
         /* A QEMU of its own prefix, PREFIX/bin/qemu...: the whole prefix, at its place. */
         (void)str_copy(s->prefix, sizeof(s->prefix), p->qemu);
@@ -269,6 +270,7 @@ static int plan_argv(struct start *s)
         .qmp_fd = 3,
         .agent_fd = 4,
         .incoming = q->boot == BROKER_BOOT_RESTORE,
+        .tsc_khz = s->j->p->tsc_khz,
     };
     return qemu_argv_build(&spec, &s->argv, &s->j->err);
 }
@@ -338,7 +340,7 @@ static int launch(struct start *s, struct jail_child *child)
     if (rc == 0)
         rc = cgroup_make(&p->cgroups, r, memory, THREADS_MAX + j->req.vcpus, &j->err);
     if (rc == 0)
-        rc = jail_clone(NAMESPACES, vmm_child, &s->spec, child, &j->err);
+        rc = jail_clone(NAMESPACES, s->spec.fds, ARRAY_LEN(s->spec.fds), vmm_child, &s->spec, child, &j->err);
     if (rc < 0)
         return rc;
     r->vmm_pid = child->pid;

@@ -50,6 +50,7 @@ struct privd {
     struct privd_lease lease;
     struct pool pool;
     struct cgroup_host cgroups;
+    uint32_t tsc_khz; /* of the host, measured once: see vm/qemu_argv.h */
     /* loop thread only */
     struct sandbox *sandboxes;
     uint8_t *uid_taken; /* one flag for each VMM uid of the lease */

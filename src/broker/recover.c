@@ -16,6 +16,7 @@
 #include "base/proc.h"
 #include "base/str.h"
 #include "broker/privd.h"
+#include "vm/qemu_argv.h"
 
 #define KILL_ROUNDS 200
 
@@ -259,6 +260,7 @@ int privd_set_up(struct privd *p, const struct privd_options *o, struct error *e
         return rc;
     find_programs(p, o->qemu);
     cgroup_find(&p->cgroups, p->lease.server_id);
+    p->tsc_khz = qemu_argv_tsc_khz(); /* before there are threads that would measure at the same time */
     p->host_net_fd = open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC);
     if (p->host_net_fd < 0 || unshare(CLONE_NEWNET) < 0)
         return error_errno(err, ERROR_INTERNAL, errno, "leave the host's network");

@@ -28,8 +28,6 @@ int vmm_child(void *arg, int gate_fd, struct jail_fail *fail)
     (void)umask(022); /* for the root's directories; QEMU makes no files */
     if (prefer_for_oom() < 0)
         return jail_failed(fail, "write", "oom_score_adj");
-    if (jail_place_fds(s->fds, ARRAY_LEN(s->fds), fail) < 0)
-        return -1;
     if (jail_enter_root(s->root_at, s->items, fail) < 0)
         return -1;
     static const char host[] = "sandbox";
