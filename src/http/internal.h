@@ -17,10 +17,18 @@
 #define REPLY_HEADERS_MAX 24          /* added by a handler */
 #define DISCARD_MAX (1024 * 1024)     /* bytes of a refused body that are read to keep the connection */
 #define LINGER_MAX (64 * 1024 * 1024) /* bytes of a refused body read after an early answer */
-#define HEAD_TIMEOUT_S 30             /* for the head of a request, from its first line */
-#define BODY_TIMEOUT_S 60             /* for a JSON body */
-#define LINGER_TIMEOUT_S 10           /* after an early answer */
 #define STATUS_CLIENT_GONE 499        /* reported to `answered` when nobody was there to answer to */
+
+/* Deadlines in milliseconds; the defaults of http_create, shorter in tests. */
+struct http_times {
+    int64_t head;       /* for the head of a request, from its first line */
+    int64_t body;       /* for a JSON body */
+    int64_t linger;     /* for what a client still sends after an early answer */
+    int64_t sweep;      /* how often slow clients are looked for */
+    int64_t ping;       /* WebSockets: how often the peer is asked for a sign of life */
+    int64_t silent;     /* WebSockets: without one for this long, it is dropped */
+    int64_t close_wait; /* WebSockets: for the peer's part of the closing handshake */
+};
 
 enum conn_phase {
     CONN_IDLE,   /* between requests: idle_timeout_s */
@@ -120,6 +128,7 @@ struct http_request {
 struct http_server {
     struct loop *loop;
     struct http_config config;
+    struct http_times times;
     int listen_fd;
     unsigned port;
     struct MHD_Daemon *mhd;

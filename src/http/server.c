@@ -17,7 +17,6 @@
 #define CONNECTIONS_DEFAULT 4096
 #define IDLE_TIMEOUT_DEFAULT_S 620 /* above what load balancers keep, so that they close first */
 #define POOL_BYTES (32 * 1024)     /* of one connection: buffers, header fields; cleared after each request */
-#define SWEEP_MS 2000
 #define BACKLOG 1024
 
 /* --- the library inside the loop --- */
@@ -64,22 +63,30 @@ void server_run_soon(struct http_server *s)
 
 /* --- connections --- */
 
-static int64_t phase_limit_s(const struct http_server *s, enum conn_phase phase)
+static const struct http_times default_times = {.head = 30000,
+                                                .body = 60000,
+                                                .linger = 10000,
+                                                .sweep = 2000,
+                                                .ping = 30000,
+                                                .silent = 90000,
+                                                .close_wait = 5000};
+
+static int64_t phase_limit_ms(const struct http_server *s, enum conn_phase phase)
 {
     switch (phase) {
     case CONN_IDLE:
-        return s->config.idle_timeout_s;
+        return (int64_t)s->config.idle_timeout_s * 1000;
     case CONN_NEW:
     case CONN_HEAD:
-        return HEAD_TIMEOUT_S;
+        return s->times.head;
     case CONN_BODY:
-        return BODY_TIMEOUT_S;
+        return s->times.body;
     case CONN_LINGER:
-        return LINGER_TIMEOUT_S;
+        return s->times.linger;
     case CONN_BUSY:
         break;
     }
-    return INT64_MAX / CLOCK_NS_PER_S;
+    return INT64_MAX;
 }
 
 /* Ends connections whose client takes too long for a phase however busily it sends single bytes, which the
@@ -91,10 +98,10 @@ static void on_sweep(struct loop_timer *t)
     struct http_conn *c;
     DL_FOREACH(s->conns, c)
     {
-        if ((now - c->since) / CLOCK_NS_PER_S > phase_limit_s(s, c->phase))
+        if ((now - c->since) / CLOCK_NS_PER_MS > phase_limit_ms(s, c->phase))
             (void)shutdown(c->fd, SHUT_RDWR);
     }
-    loop_timer_start(&s->sweep, SWEEP_MS);
+    loop_timer_start(&s->sweep, s->times.sweep);
 }
 
 static int connection_fd(struct MHD_Connection *mhd)
@@ -204,6 +211,7 @@ int http_create(struct loop *l, const struct http_config *config, struct http_se
         return error_set(err, ERROR_NO_MEMORY, "out of memory");
     s->loop = l;
     s->config = *config;
+    s->times = default_times;
     s->config.listen = NULL; /* the caller's memory */
     if (s->config.connections_max == 0)
         s->config.connections_max = CONNECTIONS_DEFAULT;
@@ -250,7 +258,7 @@ int http_start(struct http_server *s, struct error *err)
                   : error_set(err, ERROR_INTERNAL, "the HTTP library has no epoll descriptor");
     if (rc < 0)
         return rc;
-    loop_timer_start(&s->sweep, SWEEP_MS);
+    loop_timer_start(&s->sweep, s->times.sweep);
     server_run_soon(s);
     return 0;
 }

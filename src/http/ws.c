@@ -23,9 +23,6 @@
 #define OUT_CONTROL_MAX (64 * 1024) /* on top: answers to the peer's pings */
 #define DIRECT_MIN (8 * 1024)       /* from here on a message is written at once, without a copy */
 #define INPUT_BYTES (64 * 1024)
-#define PING_MS 30000
-#define SILENT_MS 90000
-#define CLOSE_WAIT_MS 5000 /* for the peer's part of the closing handshake */
 
 enum ws_state {
     WS_OPEN,
@@ -252,13 +249,13 @@ static void on_ping(struct loop_timer *t)
     }
     if (ws->paused)
         ws->heard = now; /* we do not listen, so it cannot be silent */
-    if (now - ws->heard >= SILENT_MS * CLOCK_NS_PER_MS) {
+    if (now - ws->heard >= ws->server->times.silent * CLOCK_NS_PER_MS) {
         ws_end(ws, WSLAY_CODE_ABNORMAL_CLOSURE);
         return;
     }
     const struct wslay_event_msg ping = {.opcode = WSLAY_PING};
     (void)wslay_event_queue_msg(ws->wslay, &ping);
-    loop_timer_start(&ws->ping, PING_MS);
+    loop_timer_start(&ws->ping, ws->server->times.ping);
     if (drain_wslay(ws))
         flush(ws);
     else
@@ -269,7 +266,7 @@ static void start_closing(struct http_ws *ws, unsigned code)
 {
     ws->state = WS_CLOSING;
     ws->code = code;
-    loop_timer_start(&ws->ping, CLOSE_WAIT_MS);
+    loop_timer_start(&ws->ping, ws->server->times.close_wait);
     flush_soon(ws);
 }
 
@@ -444,7 +441,7 @@ struct http_ws *ws_create(struct http_server *s, int fd, struct MHD_UpgradeRespo
         return NULL;
     }
     loop_timer_init(s->loop, &ws->ping, on_ping, ws);
-    loop_timer_start(&ws->ping, PING_MS);
+    loop_timer_start(&ws->ping, ws->server->times.ping);
     DL_APPEND(s->websockets, ws);
     if (ws->in_len > 0)
         loop_defer(s->loop, &ws->input, on_input, ws);

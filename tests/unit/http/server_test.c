@@ -1,4 +1,5 @@
 /* Whole requests and answers over real sockets: what is accepted, what is refused and how. */
+#include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -12,6 +13,7 @@
 
 #include "base/cleanup.h"
 #include "harness.h"
+#include "http/internal.h"
 
 static void get_item(struct http_request *r, void *arg)
 {
@@ -122,6 +124,9 @@ static int setup(void **state)
     (void)state;
     fixture_setup(&f, NULL);
     http_routes(f.server, routes, ARRAY_LEN(routes));
+    f.server->times.head = 1500;
+    f.server->times.body = 1500;
+    f.server->times.sweep = 100;
     fixture_start(&f);
     finished_count = aborted_count = 0;
     return 0;
@@ -418,6 +423,36 @@ static void serves_a_client_that_sends_single_bytes(void **state)
     (void)close(fd);
 }
 
+/* Bytes that come one by one, for ever: each keeps the connection from being idle, but not from its deadline.
+ */
+static void ends_clients_that_dawdle(void **state)
+{
+    (void)state;
+    static const char *const starts[] = {
+        "", "GET /items/x HTTP/1.1\r\nX-Slow: ",
+        "POST /items HTTP/1.1\r\nX-API-Key: user\r\nContent-Type: application/json\r\n"
+        "Content-Length: 100000\r\n\r\n"};
+    int fds[ARRAY_LEN(starts)], ended = 0;
+    for (size_t i = 0; i < ARRAY_LEN(starts); i++) {
+        fds[i] = client_connect(&f);
+        client_text(fds[i], starts[i]);
+    }
+    for (int round = 0; round < 200 && ended < (int)ARRAY_LEN(starts); round++) {
+        ended = 0;
+        (void)usleep(20000);
+        for (size_t i = 0; i < ARRAY_LEN(starts); i++) {
+            char byte;
+            ssize_t n = recv(fds[i], &byte, 1, MSG_DONTWAIT | MSG_PEEK);
+            ended += n == 0 || (n < 0 && errno != EAGAIN);
+            (void)send(fds[i], "a", 1, MSG_NOSIGNAL | MSG_DONTWAIT);
+        }
+    }
+    assert_int_equal(ended, ARRAY_LEN(starts));
+    for (size_t i = 0; i < ARRAY_LEN(starts); i++)
+        (void)close(fds[i]);
+    expect(&f, "GET", "/items/x", "user", NULL, NULL, 200, NULL);
+}
+
 static void wait_until(atomic_int *at, int value)
 {
     for (int i = 0; i < 1000 && atomic_load(at) < value; i++)
@@ -535,6 +570,7 @@ int main(void)
         T(survives_garbage),
         T(answers_pipelined_requests_in_order),
         T(serves_a_client_that_sends_single_bytes),
+        T(ends_clients_that_dawdle),
         T(answers_later),
         T(tells_of_clients_that_go_away),
         T(drops_an_answer_nobody_waits_for),

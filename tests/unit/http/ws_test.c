@@ -13,6 +13,7 @@
 #include "base/cleanup.h"
 #include "base/clock.h"
 #include "harness.h"
+#include "http/internal.h"
 
 #define MESSAGE_MAX 70000
 #define PROTOCOL "test.v1"
@@ -147,6 +148,9 @@ static int setup(void **state)
     (void)state;
     fixture_setup(&f, NULL);
     http_routes(f.server, routes, ARRAY_LEN(routes));
+    f.server->times.ping = 300;
+    f.server->times.silent = 900;
+    f.server->times.close_wait = 200;
     fixture_start(&f);
     opened = finished_count = aborted_count = closed_count = closed_code = room_calls = refused = 0;
     for (size_t i = 0; i < sizeof(flood_data); i++)
@@ -483,6 +487,30 @@ static void answers_a_flood_of_pings(void **state)
     wait_closed(1, 1006);
 }
 
+static void drops_a_silent_peer(void **state)
+{
+    (void)state;
+    int64_t start = clock_mono_ns();
+    int silent = ws_connect(), alive = ws_connect();
+    for (int i = 0; i < 6; i++) {
+        expect_frame(alive, 0x89, "", 0);
+        send_frame(alive, 0x8a, true, "", 0);
+    }
+    wait_closed(1, 1006);
+    assert_true(clock_mono_ns() - start >= 900 * CLOCK_NS_PER_MS);
+    send_frame(alive, 0x81, true, "here", 4);
+    struct message m = read_frame(alive);
+    while (m.first == 0x89) {
+        free(m.data);
+        m = read_frame(alive);
+    }
+    assert_int_equal(m.first, 0x81);
+    free(m.data);
+    (void)close(silent);
+    (void)close(alive);
+    wait_closed(2, 1006);
+}
+
 static void checks_the_handshake(void **state)
 {
     (void)state;
@@ -532,17 +560,10 @@ int main(void)
 {
 #define T(fn) cmocka_unit_test_setup_teardown(fn, setup, teardown)
     const struct CMUnitTest tests[] = {
-        T(echoes_messages_of_every_size),
-        T(assembles_fragments),
-        T(takes_frames_sent_with_the_handshake),
-        T(refuses_broken_frames),
-        T(refuses_long_messages),
-        T(closes_after_what_is_queued),
-        T(floods_with_back_pressure),
-        T(pauses_reading),
-        T(answers_a_flood_of_pings),
-        T(checks_the_handshake),
-        T(goes_away_with_the_server),
+        T(echoes_messages_of_every_size), T(assembles_fragments),   T(takes_frames_sent_with_the_handshake),
+        T(refuses_broken_frames),         T(refuses_long_messages), T(closes_after_what_is_queued),
+        T(floods_with_back_pressure),     T(pauses_reading),        T(answers_a_flood_of_pings),
+        T(drops_a_silent_peer),           T(checks_the_handshake),  T(goes_away_with_the_server),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
