@@ -66,8 +66,6 @@ bool vmm_alive(const struct record *r, int *ret_pidfd)
     if (r->vmm_pid <= 0)
         return false;
     AUTO_CLOSE int fd = proc_open(r->vmm_pid, r->vmm_start);
-    /* A broker that died between the record and the exec leaves a child that ends by itself: it still is
-     * root then, or this uid already; both go away or are this sandbox's. */
     if (fd < 0 || has_ended(fd) || process_uid(r->vmm_pid) != (int64_t)r->uid)
         return false;
     *ret_pidfd = TAKE_FD(fd);
@@ -76,8 +74,9 @@ bool vmm_alive(const struct record *r, int *ret_pidfd)
 
 int vmm_stop(struct privd *p, struct sandbox *s, struct error *err)
 {
-    AUTO_CLOSE int pidfd = -1;
-    if (vmm_alive(&s->rec, &pidfd)) {
+    /* Whatever uid it has: before its gate opens it may still be root, and the record is of this boot. */
+    AUTO_CLOSE int pidfd = s->rec.vmm_pid > 0 ? proc_open(s->rec.vmm_pid, s->rec.vmm_start) : -1;
+    if (pidfd >= 0) {
         (void)proc_signal(pidfd, SIGKILL);
         struct pollfd f = {.fd = pidfd, .events = POLLIN};
         if (poll(&f, 1, KILL_MS) <= 0)

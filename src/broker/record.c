@@ -42,15 +42,29 @@ int record_replace(int dir_fd, const char *name, const void *data, size_t n, mod
     return rc;
 }
 
+/* Names the host's current boot; "" where the kernel does not tell. */
+static void read_boot_id(char to[40])
+{
+    AUTO_FREE char *text = NULL;
+    size_t n;
+    to[0] = '\0';
+    if (fs_read_file(AT_FDCWD, "/proc/sys/kernel/random/boot_id", 64, &text, &n, NULL) < 0)
+        return;
+    text[strcspn(text, "\n")] = '\0';
+    (void)str_copy(to, 40, text);
+}
+
 int record_write(int dir_fd, const struct record *r, struct error *err)
 {
     AUTO_JSON json_t *cgroups = json_array();
     for (unsigned i = 0; i < r->cgroup_count; i++)
         (void)json_array_append_new(cgroups, json_string(r->cgroups[i]));
+    char boot[40];
+    read_boot_id(boot);
     AUTO_JSON json_t *j =
-        json_pack("{s:i,s:s,s:I,s:s,s:I,s:I,s:O}", "version", RECORD_VERSION, "id", r->id, "uid",
-                  (json_int_t)r->uid, "golden", r->golden, "vmm_pid", (json_int_t)r->vmm_pid, "vmm_start",
-                  (json_int_t)r->vmm_start, "cgroups", cgroups);
+        json_pack("{s:i,s:s,s:s,s:I,s:s,s:I,s:I,s:O}", "version", RECORD_VERSION, "boot", boot, "id", r->id,
+                  "uid", (json_int_t)r->uid, "golden", r->golden, "vmm_pid", (json_int_t)r->vmm_pid,
+                  "vmm_start", (json_int_t)r->vmm_start, "cgroups", cgroups);
     AUTO_FREE char *text = j ? json_dumps(j, JSON_COMPACT) : NULL;
     if (!text)
         return error_set(err, ERROR_NO_MEMORY, "out of memory");
@@ -81,16 +95,20 @@ static bool from_json(const json_t *j, const char *id, struct record *r)
     json_int_t pid;
     json_int_t start;
     const char *own_id;
+    const char *boot;
+    char boot_now[40];
     const char *golden;
     json_t *cgroups;
-    if (json_unpack((json_t *)j, "{s:I,s:s,s:I,s:s,s:I,s:I,s:o}", "version", &version, "id", &own_id, "uid",
-                    &uid, "golden", &golden, "vmm_pid", &pid, "vmm_start", &start, "cgroups", &cgroups) < 0)
+    if (json_unpack((json_t *)j, "{s:I,s:s,s:s,s:I,s:s,s:I,s:I,s:o}", "version", &version, "boot", &boot,
+                    "id", &own_id, "uid", &uid, "golden", &golden, "vmm_pid", &pid, "vmm_start", &start,
+                    "cgroups", &cgroups) < 0)
         return false;
     if (version != RECORD_VERSION || strcmp(own_id, id) != 0 || uid <= 0 || uid > INT32_MAX || pid < 0 ||
         pid > INT32_MAX)
         return false;
     r->uid = (uid_t)uid;
-    r->vmm_pid = (pid_t)pid;
+    read_boot_id(boot_now);
+    r->vmm_pid = strcmp(boot, boot_now) == 0 ? (pid_t)pid : 0;
     r->vmm_start = (uint64_t)start;
     return str_copy(r->id, sizeof(r->id), id) && str_copy(r->golden, sizeof(r->golden), golden) &&
            read_cgroups(cgroups, r);

@@ -20,7 +20,7 @@ struct record {
     char id[ID_SIZE];
     uid_t uid;
     char golden[BROKER_KEY_SIZE]; /* unsealed golden that this sandbox may fill; "" */
-    pid_t vmm_pid;                /* 0: none */
+    pid_t vmm_pid;                /* 0: none, or of an earlier boot of the host */
     uint64_t vmm_start;
     unsigned cgroup_count;
     char cgroups[RECORD_CGROUPS][200]; /* directories made for it */
@@ -28,7 +28,8 @@ struct record {
 
 int record_write(int dir_fd, const struct record *r, struct error *err);
 
-/* Reads <id>.json. ERROR_NOT_FOUND when absent, ERROR_INVALID when it is no record of that id. */
+/* Reads <id>.json; the VMM of an earlier boot of the host counts as none, since pids and start times come
+ * again. ERROR_NOT_FOUND when absent, ERROR_INVALID when it is no record of that id. */
 int record_read(int dir_fd, const char *id, struct record *ret, struct error *err);
 
 /* Absent is success. */

@@ -103,17 +103,23 @@ static void test_damaged_records(void **state)
         "null",
         "[]",
         "{\"version\":1}",
-        "{\"version\":2,\"id\":\"%s\",\"uid\":1,\"golden\":\"\",\"vmm_pid\":0,\"vmm_start\":0,\"cgroups\":[]"
+        "{\"version\":2,\"boot\":\"\",\"id\":\"%s\",\"uid\":1,\"golden\":\"\",\"vmm_pid\":0,\"vmm_start\":0,"
+        "\"cgroups\":[]"
         "}",
-        "{\"version\":1,\"id\":\"sb_other\",\"uid\":1,\"golden\":\"\",\"vmm_pid\":0,\"vmm_start\":0,"
+        "{\"version\":1,\"boot\":\"\",\"id\":\"sb_other\",\"uid\":1,\"golden\":\"\",\"vmm_pid\":0,\"vmm_"
+        "start\":0,"
         "\"cgroups\":[]}",
-        "{\"version\":1,\"id\":\"%s\",\"uid\":0,\"golden\":\"\",\"vmm_pid\":0,\"vmm_start\":0,\"cgroups\":[]"
+        "{\"version\":1,\"boot\":\"\",\"id\":\"%s\",\"uid\":0,\"golden\":\"\",\"vmm_pid\":0,\"vmm_start\":0,"
+        "\"cgroups\":[]"
         "}",
-        "{\"version\":1,\"id\":\"%s\",\"uid\":1,\"golden\":\"\",\"vmm_pid\":-4,\"vmm_start\":0,\"cgroups\":[]"
+        "{\"version\":1,\"boot\":\"\",\"id\":\"%s\",\"uid\":1,\"golden\":\"\",\"vmm_pid\":-4,\"vmm_start\":0,"
+        "\"cgroups\":[]"
         "}",
-        "{\"version\":1,\"id\":\"%s\",\"uid\":1,\"golden\":\"\",\"vmm_pid\":0,\"vmm_start\":0,\"cgroups\":["
+        "{\"version\":1,\"boot\":\"\",\"id\":\"%s\",\"uid\":1,\"golden\":\"\",\"vmm_pid\":0,\"vmm_start\":0,"
+        "\"cgroups\":["
         "\"relative\"]}",
-        "{\"version\":1,\"id\":\"%s\",\"uid\":1,\"golden\":\"\",\"vmm_pid\":0,\"vmm_start\":0,\"cgroups\":["
+        "{\"version\":1,\"boot\":\"\",\"id\":\"%s\",\"uid\":1,\"golden\":\"\",\"vmm_pid\":0,\"vmm_start\":0,"
+        "\"cgroups\":["
         "\"/1\",\"/2\",\"/3\",\"/4\",\"/5\"]}",
     };
     for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
@@ -124,6 +130,26 @@ static void test_damaged_records(void **state)
         if (record_read(p->fd, r.id, &back, &err) != ERROR_INVALID)
             fail_msg("accepted: %s", text);
     }
+}
+
+/* After a reboot the recorded pid may be anybody's. */
+static void test_another_boot_has_no_vmm(void **state)
+{
+    struct place *p = *state;
+    struct error err = ERROR_INIT;
+    struct record r = sample();
+    struct record back;
+    char name[64];
+    (void)snprintf(name, sizeof(name), "%s.json", r.id);
+    AUTO_FREE char *text =
+        str_printf("{\"version\":1,\"boot\":\"0-0\",\"id\":\"%s\",\"uid\":5,\"golden\":\"\","
+                   "\"vmm_pid\":4242,\"vmm_start\":1,\"cgroups\":[\"/c\"]}",
+                   r.id);
+    assert_ok(fs_write_atomic(p->fd, name, text, strlen(text), 0600, &err), &err);
+    assert_ok(record_read(p->fd, r.id, &back, &err), &err);
+    assert_int_equal(back.vmm_pid, 0);
+    assert_int_equal(back.uid, 5);
+    assert_int_equal(back.cgroup_count, 1); /* in case they do exist */
 }
 
 /* --- cgroups --- */
@@ -181,6 +207,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_what_is_written_is_read, setup, teardown),
         cmocka_unit_test_setup_teardown(test_a_torn_write_leaves_the_old, setup, teardown),
         cmocka_unit_test_setup_teardown(test_damaged_records, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_another_boot_has_no_vmm, setup, teardown),
         cmocka_unit_test(test_cgroup_life),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
