@@ -131,7 +131,7 @@ int guest_file_write(struct guest *g, const struct guest_write *w, const struct 
     return 0;
 }
 
-void file_free(struct guest_file *f)
+void guest_file_free(struct guest_file *f)
 {
     buf_finish(&f->out);
     free(f);
@@ -170,7 +170,7 @@ void guest_file_close(struct guest_file *f)
 {
     struct guest *g = f->g;
     if (!g) {
-        file_free(f);
+        guest_file_free(f);
         return;
     }
     if (!f->ended) {
@@ -209,7 +209,7 @@ static void pump_write(struct guest_file *f)
         f->commit_sent = guest_send(g, PROTO_FILE_COMMIT, f->channel, NULL);
 }
 
-void file_pump(struct guest_file *f)
+void guest_file_pump(struct guest_file *f)
 {
     uint64_t limit = f->taken + PROTO_OUTPUT_WINDOW;
     if (f->ended || f->failed)
@@ -223,7 +223,7 @@ void file_pump(struct guest_file *f)
     }
 }
 
-void file_fail(struct guest_file *f, const struct error *err)
+void guest_file_fail(struct guest_file *f, const struct error *err)
 {
     struct error copy = *err;
     f->failed = false;
@@ -293,7 +293,7 @@ static int on_done(struct guest_file *f, const struct proto_fields *fields, cons
     const unsigned char *stat = proto_get_bytes(fields, PROTO_F_STAT, &n);
     if (proto_get_u32(fields, PROTO_F_CODE, 1) != 0) {
         guest_error(fields, &e);
-        file_fail(f, &e);
+        guest_file_fail(f, &e);
         return 0;
     }
     if (f->writes ? !f->commit_sent || !stat : !f->opened) {
@@ -310,8 +310,8 @@ static int on_done(struct guest_file *f, const struct proto_fields *fields, cons
     return 0;
 }
 
-int file_message(struct guest_file *f, const struct proto_message *m, const struct proto_frame *frame,
-                 const struct proto_fields *fields, const char **ret_why)
+int guest_file_message(struct guest_file *f, const struct proto_message *m, const struct proto_frame *frame,
+                       const struct proto_fields *fields, const char **ret_why)
 {
     if (f->ended || f->failed) {
         *ret_why = "a message about a file operation that has ended";

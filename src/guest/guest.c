@@ -12,7 +12,7 @@
 
 static void free_guest(struct guest *g)
 {
-    link_finish(g);
+    guest_link_finish(g);
     loop_defer_cancel(g->loop, &g->flush);
     buf_finish(&g->rx);
     buf_finish(&g->tx);
@@ -32,7 +32,7 @@ static void free_dead(struct guest *g)
     while (g->dead_files) {
         struct guest_file *f = g->dead_files;
         LL_DELETE(g->dead_files, f);
-        file_free(f);
+        guest_file_free(f);
     }
 }
 
@@ -69,7 +69,7 @@ static void settle(struct guest *g)
     }
     for (struct guest_file *f = g->files; f && !g->destroyed;) {
         if (f->failed) {
-            file_fail(f, &f->error);
+            guest_file_fail(f, &f->error);
             f = g->files; /* the list may be another after a callback */
         } else {
             f = f->next;
@@ -86,13 +86,13 @@ static void on_flush(void *arg)
     settle(g);
     if (!g->destroyed && g->link == LINK_READY) {
         DL_FOREACH(g->processes, p)
-        process_pump(p);
+        guest_process_pump(p);
         DL_FOREACH(g->files, f)
-        file_pump(f);
+        guest_file_pump(f);
     }
     bool full = buf_len(&g->tx) > GUEST_TX_HIGH;
     if (!g->destroyed)
-        link_flush(g);
+        guest_link_flush(g);
     if (full && g->fd >= 0 && buf_len(&g->tx) == 0)
         guest_flush_later(g); /* the socket took it all: there may be more */
     guest_leave(g);
@@ -123,7 +123,7 @@ int guest_create(struct loop *l, const struct guest_config *config, const struct
     buf_init(&g->rx, GUEST_RX_MAX);
     buf_init(&g->tx, GUEST_TX_MAX);
     proto_assembly_init(&g->assembly);
-    int r = g->socket_path && g->sandbox_id ? link_start(g, err)
+    int r = g->socket_path && g->sandbox_id ? guest_link_start(g, err)
                                             : error_set(err, ERROR_NO_MEMORY, "no memory for a guest");
     if (r < 0) {
         free_guest(g);
@@ -142,7 +142,7 @@ void guest_destroy(struct guest *g)
         return;
     guest_enter(g);
     g->destroyed = true;
-    link_finish(g);
+    guest_link_finish(g);
     loop_defer_cancel(g->loop, &g->flush);
     DL_FOREACH_SAFE(g->calls, c, next_call)
     free(c);
@@ -369,10 +369,10 @@ static int on_channel(struct guest *g, const struct proto_message *m, const stru
     struct call *c;
     DL_SEARCH_SCALAR(g->processes, p, channel, f->channel);
     if (p && p->announced)
-        return process_message(p, m, f, fields, ret_why);
+        return guest_process_message(p, m, f, fields, ret_why);
     DL_SEARCH_SCALAR(g->files, file, channel, f->channel);
     if (file)
-        return file_message(file, m, f, fields, ret_why);
+        return guest_file_message(file, m, f, fields, ret_why);
     DL_SEARCH_SCALAR(g->calls, c, channel, f->channel);
     if (c && m->type == PROTO_FILE_DONE)
         return on_call_done(c, g, fields, ret_why);
@@ -432,7 +432,7 @@ void guest_link_gone(struct guest *g, const struct error *why)
     g->late = 0;
     g->ping = 0;
     DL_FOREACH(g->processes, p)
-    process_link_gone(p);
+    guest_process_link_gone(p);
     DL_FOREACH(g->calls, c)
     {
         if (!c->settled)

@@ -128,25 +128,25 @@ void guest_call_fail(struct guest *g, struct call *c, const struct error *err);
 void guest_stat_of(const unsigned char *p, struct guest_stat *ret);
 
 /* link.c */
-int link_start(struct guest *g, struct error *err);
-void link_finish(struct guest *g);
+int guest_link_start(struct guest *g, struct error *err);
+void guest_link_finish(struct guest *g);
 /* Writes what is queued as far as the socket takes it. */
-void link_flush(struct guest *g);
+void guest_link_flush(struct guest *g);
 /* The link broke: tells, and connects again unless it is final. */
-void link_break(struct guest *g, const struct error *why);
+void guest_link_break(struct guest *g, const struct error *why);
 /* Handles n bytes at p as if they had come in; for the socket and for tests. */
-size_t link_input(struct guest *g, const unsigned char *p, size_t n);
+size_t guest_link_input(struct guest *g, const unsigned char *p, size_t n);
 
 /* process.c */
-int process_message(struct guest_process *p, const struct proto_message *m, const struct proto_frame *f,
-                    const struct proto_fields *fields, const char **ret_why);
-void process_pump(struct guest_process *p);
-void process_link_gone(struct guest_process *p);
+int guest_process_message(struct guest_process *p, const struct proto_message *m, const struct proto_frame *f,
+                          const struct proto_fields *fields, const char **ret_why);
+void guest_process_pump(struct guest_process *p);
+void guest_process_link_gone(struct guest_process *p);
 void guest_process_free(struct guest_process *p);
 
 /* file.c */
-int file_message(struct guest_file *f, const struct proto_message *m, const struct proto_frame *frame,
-                 const struct proto_fields *fields, const char **ret_why);
-void file_pump(struct guest_file *f);
-void file_fail(struct guest_file *f, const struct error *err); /* tells its owner */
-void file_free(struct guest_file *f);
+int guest_file_message(struct guest_file *f, const struct proto_message *m, const struct proto_frame *frame,
+                       const struct proto_fields *fields, const char **ret_why);
+void guest_file_pump(struct guest_file *f);
+void guest_file_fail(struct guest_file *f, const struct error *err); /* tells its owner */
+void guest_file_free(struct guest_file *f);

@@ -84,7 +84,7 @@ static void give_up(struct guest *g, const struct error *why)
         g->events.lost(g, why, true, g->arg);
 }
 
-void link_break(struct guest *g, const struct error *why)
+void guest_link_break(struct guest *g, const struct error *why)
 {
     bool was_ready = g->link == LINK_READY;
     struct error copy = *why; /* it may live in what is freed below */
@@ -115,14 +115,14 @@ static void break_errno(struct guest *g, int errnum, const char *what)
 {
     struct error e = ERROR_INIT;
     (void)error_errno(&e, ERROR_UNAVAILABLE, errnum, "%s", what);
-    link_break(g, &e);
+    guest_link_break(g, &e);
 }
 
 static void break_protocol(struct guest *g, const char *why)
 {
     struct error e = ERROR_INIT;
     (void)error_set(&e, ERROR_PROTOCOL, "the guest sent %s", why);
-    link_break(g, &e);
+    guest_link_break(g, &e);
 }
 
 static void link_ready(struct guest *g)
@@ -180,7 +180,7 @@ static size_t input_frame(struct guest *g, const unsigned char *p, size_t n)
     return f.length + PROTO_OVERHEAD;
 }
 
-size_t link_input(struct guest *g, const unsigned char *p, size_t n)
+size_t guest_link_input(struct guest *g, const unsigned char *p, size_t n)
 {
     size_t at = 0;
     while (at < n && !g->destroyed) {
@@ -211,7 +211,7 @@ static bool read_once(struct guest *g)
         return false;
     }
     g->last_heard = clock_mono_ns();
-    size_t used = link_input(g, buf_head(&g->rx), buf_len(&g->rx));
+    size_t used = guest_link_input(g, buf_head(&g->rx), buf_len(&g->rx));
     if (g->destroyed || g->fd < 0)
         return false;
     buf_consume(&g->rx, used);
@@ -231,7 +231,7 @@ static void on_socket(struct loop_fd *w, uint32_t events)
     guest_leave(g);
 }
 
-void link_flush(struct guest *g)
+void guest_link_flush(struct guest *g)
 {
     while (g->fd >= 0 && buf_len(&g->tx)) {
         ssize_t n = send(g->fd, buf_head(&g->tx), buf_len(&g->tx), MSG_NOSIGNAL);
@@ -276,7 +276,7 @@ static void send_sync(struct guest *g)
         }
     }
     (void)buf_append(&g->tx, record, sizeof(record));
-    link_flush(g);
+    guest_link_flush(g);
 }
 
 static void connect_once(struct guest *g)
@@ -327,7 +327,7 @@ static void on_alive(struct loop_timer *t)
     loop_timer_start(&g->alive, alive_ms(g));
     if (silent_ms > (int64_t)g->lost_timeout_ms) {
         (void)error_set(&e, ERROR_UNAVAILABLE, "the guest has been silent for %lld ms", (long long)silent_ms);
-        link_break(g, &e);
+        guest_link_break(g, &e);
     } else if (!g->ping && silent_ms * 2 > (int64_t)alive_ms(g)) {
         struct buf body;
         buf_init(&body, 64);
@@ -340,7 +340,7 @@ static void on_alive(struct loop_timer *t)
     guest_leave(g);
 }
 
-int link_start(struct guest *g, struct error *err)
+int guest_link_start(struct guest *g, struct error *err)
 {
     struct sockaddr_un to;
     if (strlen(g->socket_path) >= sizeof(to.sun_path))
@@ -353,7 +353,7 @@ int link_start(struct guest *g, struct error *err)
     return 0;
 }
 
-void link_finish(struct guest *g)
+void guest_link_finish(struct guest *g)
 {
     close_socket(g);
     loop_timer_stop(&g->deadline);

@@ -206,7 +206,7 @@ static void send_stdin(struct guest_process *p)
     }
 }
 
-void process_pump(struct guest_process *p)
+void guest_process_pump(struct guest_process *p)
 {
     if (p->ended)
         return;
@@ -218,7 +218,7 @@ void process_pump(struct guest_process *p)
     send_stdin(p);
 }
 
-void process_link_gone(struct guest_process *p)
+void guest_process_link_gone(struct guest_process *p)
 {
     p->announced = p->attached = false;
     p->in_fin_sent = false;
@@ -408,8 +408,8 @@ static int on_result(struct guest_process *p, const struct proto_fields *f, cons
     return 0;
 }
 
-int process_message(struct guest_process *p, const struct proto_message *m, const struct proto_frame *f,
-                    const struct proto_fields *fields, const char **ret_why)
+int guest_process_message(struct guest_process *p, const struct proto_message *m, const struct proto_frame *f,
+                          const struct proto_fields *fields, const char **ret_why)
 {
     if (p->ended) {
         *ret_why = "a message from a process that has ended";

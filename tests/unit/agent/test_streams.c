@@ -1,0 +1,300 @@
+/* The agent's streams: what is read into the ring comes out once, in order, and again after a resync. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include "agent/in.h"
+#include "agent/out.h"
+
+#define TAG 77u
+#define RING 65536
+
+struct pipe_out {
+    struct out out;
+    int write_fd;
+    uint64_t written, read; /* bytes of the pattern */
+    unsigned char scratch[PROTO_FRAME_MAX];
+};
+
+static unsigned char pattern(uint64_t at)
+{
+    return (unsigned char)(at * 31 + (at >> 9));
+}
+
+static void open_pipe(struct pipe_out *p, size_t ring)
+{
+    int fds[2];
+    assert_int_equal(pipe2(fds, O_NONBLOCK | O_CLOEXEC), 0);
+    p->write_fd = fds[1];
+    p->written = p->read = 0;
+    out_init(&p->out, PROTO_STDOUT, fds[0], ring);
+}
+
+static void close_pipe(struct pipe_out *p)
+{
+    if (p->write_fd >= 0)
+        (void)close(p->write_fd);
+    out_finish(&p->out);
+}
+
+static void produce(struct pipe_out *p, size_t n)
+{
+    unsigned char bytes[4096];
+    n = n < sizeof(bytes) ? n : sizeof(bytes);
+    for (size_t i = 0; i < n; i++)
+        bytes[i] = pattern(p->written + i);
+    ssize_t w = write(p->write_fd, bytes, n);
+    if (w > 0)
+        p->written += (uint64_t)w;
+}
+
+/* Takes one frame and compares it with the pattern at the place where it must continue. */
+static size_t consume(struct pipe_out *p)
+{
+    const unsigned char *bytes;
+    struct proto_frame f;
+    struct proto_data d;
+    const char *why;
+    size_t n = out_take(&p->out, 4, TAG, p->scratch, &bytes);
+    assert_true(n <= 32768);
+    assert_int_equal(proto_frame_parse(bytes, n, TAG, PROTO_FROM_GUEST, PROTO_UP, &f, &why), PROTO_WHOLE);
+    assert_int_equal(f.length + PROTO_OVERHEAD, n);
+    assert_int_equal(proto_data_get(&f, &d), 0);
+    assert_true(d.offset == p->read);
+    for (size_t i = 0; i < d.n; i++)
+        assert_int_equal(d.bytes[i], pattern(p->read + i));
+    p->read += d.n;
+    return d.n;
+}
+
+/* Random writes, reads, sends, acknowledgements, credits and resyncs: nothing is lost, doubled or stuck. */
+static void nothing_is_lost(void **state)
+{
+    (void)state;
+    static struct pipe_out p;
+    uint64_t acked = 0, limit = 0;
+    srand(1);
+    open_pipe(&p, RING);
+    for (int i = 0; i < 200000; i++) {
+        switch (rand() % 8) {
+        case 0:
+        case 1:
+            produce(&p, (size_t)(rand() % 4096 + 1));
+            break;
+        case 2:
+            if (out_has_room(&p.out))
+                assert_int_not_equal(out_fill(&p.out), -1);
+            break;
+        case 3:
+        case 4:
+            if (out_ready(&p.out))
+                assert_true(consume(&p) > 0);
+            break;
+        case 5:
+            acked += (uint64_t)rand() % (p.read - acked + 1);
+            limit = limit > acked ? limit : acked;
+            assert_int_equal(out_window(&p.out, acked, limit), 0);
+            break;
+        case 6:
+            limit += (uint64_t)(rand() % 20000);
+            assert_int_equal(out_window(&p.out, acked, limit), 0);
+            break;
+        default:
+            if (rand() % 50 == 0) {
+                p.read = acked + (uint64_t)rand() % (p.read - acked + 1);
+                acked = p.read;
+                limit = acked + (uint64_t)(rand() % 50000);
+                assert_int_equal(out_rewind(&p.out, acked, limit), 0);
+            }
+        }
+    }
+    assert_true(p.read > 1000000);
+    close_pipe(&p);
+}
+
+/* Whatever the sizes, a host that acknowledges everything always finds room made for more. */
+static void it_never_gets_stuck(void **state)
+{
+    (void)state;
+    static struct pipe_out p;
+    srand(2);
+    open_pipe(&p, 262144);
+    for (int i = 0; i < 20000; i++) {
+        produce(&p, (size_t)(rand() % 4096 + 1));
+        assert_true(out_has_room(&p.out));
+        assert_int_equal(out_fill(&p.out), 1);
+        assert_int_equal(out_window(&p.out, p.read, p.read + 300000), 0);
+        while (out_ready(&p.out))
+            (void)consume(&p);
+        assert_true(p.read == p.written);
+        /* The last 32 KiB stay unacknowledged, as a host may leave them. */
+        uint64_t acked = p.read > 32768 ? p.read - 32768 : 0;
+        if (acked > p.out.acked)
+            assert_int_equal(out_window(&p.out, acked, p.out.limit), 0);
+    }
+    close_pipe(&p);
+}
+
+static void it_ends_after_its_last_byte(void **state)
+{
+    (void)state;
+    static struct pipe_out p;
+    open_pipe(&p, RING);
+    produce(&p, 100);
+    (void)close(p.write_fd);
+    p.write_fd = -1;
+    assert_int_equal(out_fill(&p.out), 1);
+    assert_int_equal(out_fill(&p.out), -1);
+    out_end(&p.out);
+    assert_false(out_drained(&p.out));
+    assert_false(out_ready(&p.out)); /* no credit yet */
+    assert_int_equal(out_window(&p.out, 0, 60), 0);
+    assert_int_equal(consume(&p), 60);
+    assert_false(out_drained(&p.out));
+    assert_int_equal(out_window(&p.out, 0, 100), 0);
+    assert_int_equal(consume(&p), 40);
+    assert_true(out_drained(&p.out));
+    p.read = 30;
+    assert_int_equal(out_rewind(&p.out, 30, 1000), 0); /* within the one frame that was read */
+    assert_false(out_drained(&p.out));
+    assert_int_equal(consume(&p), 70);
+    assert_true(out_drained(&p.out));
+    close_pipe(&p);
+}
+
+static void lies_are_refused(void **state)
+{
+    (void)state;
+    static struct pipe_out p;
+    open_pipe(&p, RING);
+    produce(&p, 100);
+    assert_int_equal(out_fill(&p.out), 1);
+    assert_int_equal(out_window(&p.out, 0, 50), 0);
+    assert_int_equal(consume(&p), 50);
+    assert_int_equal(out_window(&p.out, 51, 100), -1); /* not sent */
+    assert_int_equal(out_window(&p.out, 40, 49), -1);  /* credit taken back */
+    assert_int_equal(out_window(&p.out, 40, 100), 0);
+    assert_int_equal(out_window(&p.out, 39, 100), -1);
+    assert_int_equal(out_rewind(&p.out, 39, 100), -1); /* gone */
+    assert_int_equal(out_rewind(&p.out, 101, 200), -1);
+    assert_int_equal(out_rewind(&p.out, 60, 59), -1);
+    close_pipe(&p);
+}
+
+static struct proto_data piece(uint64_t offset, const char *text, bool fin)
+{
+    return (struct proto_data){PROTO_STDIN, fin, offset, (const unsigned char *)text, strlen(text)};
+}
+
+static void stdin_comes_once(void **state)
+{
+    (void)state;
+    struct in in;
+    char bytes[64] = "";
+    int fds[2];
+    assert_int_equal(pipe2(fds, O_NONBLOCK | O_CLOEXEC), 0);
+    in_init(&in, fds[1], 1000, false);
+    struct proto_data a = piece(0, "hello ", false), again = piece(2, "llo wor", false),
+                      gap = piece(20, "x", false);
+    struct proto_data end = piece(9, "ld", true), more = piece(11, "!", false);
+    assert_int_equal(in_data(&in, &a), 0);
+    assert_int_equal(in_data(&in, &again), 0);
+    assert_int_equal(in_data(&in, &gap), -1);
+    assert_int_equal(in_data(&in, &end), 0);
+    assert_int_equal(in_data(&in, &end), 0);   /* sent again after a resync */
+    assert_int_equal(in_data(&in, &more), -1); /* after the end */
+    assert_int_equal(in_flush(&in), IN_ENDED);
+    in_end(&in);
+    assert_int_equal(read(fds[0], bytes, sizeof(bytes)), 11);
+    assert_string_equal(bytes, "hello world");
+    assert_int_equal(read(fds[0], bytes, sizeof(bytes)), 0);
+    (void)close(fds[0]);
+    in_finish(&in);
+}
+
+static void stdin_has_a_limit(void **state)
+{
+    (void)state;
+    struct in in;
+    int fds[2];
+    static char block[1001];
+    assert_int_equal(pipe2(fds, O_NONBLOCK | O_CLOEXEC), 0);
+    in_init(&in, fds[1], 1000, false);
+    struct proto_data d = {PROTO_STDIN, false, 0, (const unsigned char *)block, 1001};
+    assert_int_equal(in_data(&in, &d), -1);
+    d.n = 1000;
+    assert_int_equal(in_data(&in, &d), 0);
+    assert_true(in_limit(&in) == 1000);
+    assert_false(in_must_tell(&in));
+    assert_int_equal(in_flush(&in), IN_IDLE);
+    assert_true(in_limit(&in) == 2000);
+    assert_true(in_must_tell(&in));
+    (void)close(fds[0]);
+    in_finish(&in);
+}
+
+/* Nobody reads: the bytes are thrown away, and the host goes on getting credit. */
+static void a_closed_stdin_swallows(void **state)
+{
+    (void)state;
+    struct in in;
+    int fds[2];
+    assert_int_equal(pipe2(fds, O_NONBLOCK | O_CLOEXEC), 0);
+    (void)close(fds[0]);
+    in_init(&in, fds[1], 1000, false);
+    struct proto_data a = piece(0, "hello", false), b = piece(5, "more", true);
+    assert_int_equal(in_data(&in, &a), 0);
+    assert_int_equal(in_flush(&in), IN_ENDED);
+    in_end(&in);
+    assert_int_equal(in_data(&in, &b), 0);
+    assert_true(in.received == 9);
+    assert_true(in_limit(&in) == 1009);
+    assert_int_equal(in_flush(&in), IN_IDLE);
+    in_finish(&in);
+}
+
+static void the_end_of_a_terminal_is_a_character(void **state)
+{
+    (void)state;
+    struct in in;
+    char bytes[8];
+    int fds[2];
+    assert_int_equal(pipe2(fds, O_NONBLOCK | O_CLOEXEC), 0);
+    in_init(&in, fds[1], 1000, true);
+    struct proto_data a = piece(0, "x\n", true);
+    assert_int_equal(in_data(&in, &a), 0);
+    assert_int_equal(in_flush(&in), IN_IDLE);
+    assert_int_equal(read(fds[0], bytes, sizeof(bytes)), 3);
+    assert_memory_equal(bytes, "x\n\x04", 3);
+    (void)close(fds[0]);
+    in_finish(&in);
+}
+
+static int ignore_sigpipe(void **state)
+{
+    (void)state;
+    return signal(SIGPIPE, SIG_IGN) == SIG_ERR;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(nothing_is_lost),
+        cmocka_unit_test(it_never_gets_stuck),
+        cmocka_unit_test(it_ends_after_its_last_byte),
+        cmocka_unit_test(lies_are_refused),
+        cmocka_unit_test(stdin_comes_once),
+        cmocka_unit_test(stdin_has_a_limit),
+        cmocka_unit_test(a_closed_stdin_swallows),
+        cmocka_unit_test(the_end_of_a_terminal_is_a_character),
+    };
+    return cmocka_run_group_tests(tests, ignore_sigpipe, NULL);
+}

@@ -1,0 +1,118 @@
+/* Users from files that belong to the guest. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "agent/user.h"
+
+static char dir[64];
+static int etc = -1;
+
+static void put(const char *name, const char *text, size_t n)
+{
+    int fd = openat(etc, name, O_WRONLY | O_CREAT | O_TRUNC, 0644);
+    assert_true(fd >= 0);
+    assert_int_equal(write(fd, text, n), n);
+    (void)close(fd);
+}
+
+static int setup(void **state)
+{
+    (void)state;
+    (void)memcpy(dir, "/tmp/space-user-XXXXXX", 23);
+    if (!mkdtemp(dir))
+        return -1;
+    etc = open(dir, O_RDONLY | O_DIRECTORY);
+    return etc < 0;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    (void)unlinkat(etc, "passwd", 0);
+    (void)unlinkat(etc, "group", 0);
+    (void)close(etc);
+    return rmdir(dir);
+}
+
+static void names_and_numbers(void **state)
+{
+    (void)state;
+    struct user u;
+    const char passwd[] =
+        "broken\nroot:x:0:0:root:/root:/bin/bash\nbad:x:abc:1::/:/\nme:x:1000:100::/home/me:\n";
+    const char group[] = "users:x:100:me\nwheel:x:10:root,me\nother:x:11:menot,notme\nlast:x:12:me";
+    put("passwd", passwd, strlen(passwd));
+    put("group", group, strlen(group));
+    assert_int_equal(user_find(etc, "me", &u), 0);
+    assert_int_equal(u.uid, 1000);
+    assert_int_equal(u.gid, 100);
+    assert_string_equal(u.home, "/home/me");
+    assert_string_equal(u.shell, "/bin/sh");
+    assert_int_equal(u.group_count, 3);
+    assert_int_equal(u.groups[0], 100);
+    assert_int_equal(u.groups[1], 10);
+    assert_int_equal(u.groups[2], 12);
+    assert_int_equal(user_find(etc, "1000", &u), 0);
+    assert_string_equal(u.name, "me");
+    assert_int_equal(user_find(etc, "4242", &u), 0);
+    assert_int_equal(u.uid, 4242);
+    assert_int_equal(u.gid, 4242);
+    assert_string_equal(u.home, "/");
+    assert_int_equal(user_find(etc, "bad", &u), -1);
+    assert_int_equal(user_find(etc, "nobody", &u), -1);
+    assert_int_equal(user_find(etc, "-1", &u), -1);
+    assert_int_equal(user_find(etc, "4294967295", &u), -1); /* the kernel's "no id" */
+    assert_int_equal(user_find(etc, "", &u), -1);
+}
+
+static void no_files_at_all(void **state)
+{
+    (void)state;
+    struct user u;
+    assert_int_equal(user_find(etc, "root", &u), 0);
+    assert_int_equal(u.uid, 0);
+    assert_string_equal(u.shell, "/bin/sh");
+    assert_int_equal(user_find(-1, "root", &u), 0);
+    assert_int_equal(user_find(etc, "me", &u), -1);
+}
+
+static void strange_files(void **state)
+{
+    (void)state;
+    struct user u;
+    char *text = malloc(2000000);
+    assert_non_null(text);
+    memset(text, ':', 2000000);
+    put("passwd", text, 2000000); /* over the limit: as if absent */
+    assert_int_equal(user_find(etc, "me", &u), -1);
+    put("passwd", text, 1000); /* one line of nothing but separators */
+    assert_int_equal(user_find(etc, "me", &u), -1);
+    memset(text, 'a', 3000);
+    (void)memcpy(text, "me:x:1:1::/", 11);
+    (void)memcpy(text + 2900, ":/bin/sh\n", 9);
+    put("passwd", text, 2909); /* a home longer than any path */
+    assert_int_equal(user_find(etc, "me", &u), -1);
+    (void)unlinkat(etc, "passwd", 0);
+    assert_int_equal(mkfifoat(etc, "passwd", 0644), 0); /* must not be waited on */
+    assert_int_equal(user_find(etc, "me", &u), -1);
+    free(text);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(names_and_numbers, setup, teardown),
+        cmocka_unit_test_setup_teardown(no_files_at_all, setup, teardown),
+        cmocka_unit_test_setup_teardown(strange_files, setup, teardown),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
