@@ -189,6 +189,31 @@ int fs_reflink(int from_fd, int to_fd, struct error *err)
     return error_errno(err, unable ? ERROR_UNSUPPORTED : ERROR_INTERNAL, errno, "reflink");
 }
 
+/* The same through memory, where the kernel does not copy between two file systems (EXDEV) or kinds of
+ * file (EINVAL). */
+static int copy_through(int from_fd, int to_fd, off_t at, off_t end, struct error *err)
+{
+    char block[65536];
+    while (at < end) {
+        size_t want = end - at < (off_t)sizeof(block) ? (size_t)(end - at) : sizeof(block);
+        ssize_t n = pread(from_fd, block, want, at);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return error_errno(err, ERROR_INTERNAL, errno, "read");
+        if (n == 0)
+            break;
+        for (ssize_t done = 0; done < n;) {
+            ssize_t w = pwrite(to_fd, block + done, (size_t)(n - done), at + done);
+            if (w < 0 && errno != EINTR)
+                return error_errno(err, ERROR_INTERNAL, errno, "write");
+            done += w > 0 ? w : 0;
+        }
+        at += n;
+    }
+    return 0;
+}
+
 /* Copies one run of data from *at to end at the same offsets. */
 static int copy_run(int from_fd, int to_fd, off_t at, off_t end, struct error *err)
 {
@@ -197,6 +222,8 @@ static int copy_run(int from_fd, int to_fd, off_t at, off_t end, struct error *e
         ssize_t n = copy_file_range(from_fd, &at, to_fd, &to, (size_t)(end - at), 0);
         if (n < 0 && errno == EINTR)
             continue;
+        if (n < 0 && (errno == EXDEV || errno == EINVAL || errno == ENOSYS))
+            return copy_through(from_fd, to_fd, at, end, err);
         if (n < 0)
             return error_errno(err, ERROR_INTERNAL, errno, "copy");
         if (n == 0)

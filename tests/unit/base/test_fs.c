@@ -100,9 +100,33 @@ static void test_sparse_copy_keeps_data_and_holes(void **state)
     assert_true(rc == 0 || rc == ERROR_UNSUPPORTED);
 }
 
+/* From one file system to another the kernel may refuse to copy by itself. */
+static void test_copy_between_file_systems(void **state)
+{
+    struct place *p = *state;
+    struct error err = ERROR_INIT;
+    AUTO_CLOSE int from = open("/dev/shm", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+    AUTO_CLOSE int to = openat(p->fd, "to", O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    if (from < 0)
+        skip();
+    assert_int_equal(pwrite(from, "head", 4, 0), 4);
+    assert_int_equal(pwrite(from, "tail", 4, 1 << 20), 4);
+    assert_ok(fs_copy_sparse(from, to, &err), &err);
+    char text[5] = "";
+    struct stat st;
+    assert_int_equal(fstat(to, &st), 0);
+    assert_int_equal(st.st_size, (1 << 20) + 4);
+    assert_true(st.st_blocks < 1024);
+    assert_int_equal(pread(to, text, 4, 0), 4);
+    assert_string_equal(text, "head");
+    assert_int_equal(pread(to, text, 4, 1 << 20), 4);
+    assert_string_equal(text, "tail");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_copy_between_file_systems, setup, teardown),
         cmocka_unit_test_setup_teardown(test_atomic_write_replaces_whole, setup, teardown),
         cmocka_unit_test_setup_teardown(test_read_is_bounded, setup, teardown),
         cmocka_unit_test_setup_teardown(test_remove_tree_follows_no_link, setup, teardown),
