@@ -171,7 +171,10 @@ void process_free_all(struct agent *a)
 /* EXIT for a channel that has no process. */
 static void send_refusal(struct agent *a, uint32_t channel, const char *why)
 {
-    struct process p = {.channel = channel, .reason = PROTO_REASON_START_FAILED, .closed = true};
+    struct process p = {.channel = channel,
+                        .reason = PROTO_REASON_START_FAILED,
+                        .closed = true,
+                        .out = {{.fd = -1}, {.fd = -1}}};
     (void)str_copy(p.message, sizeof(p.message), why);
     process_tell(a, &p);
 }
