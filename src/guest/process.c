@@ -296,6 +296,15 @@ void guest_process_release(struct guest_process *p)
 }
 
 /* --- from the guest --- */
+static void tell_room(struct guest_process *p)
+{
+    if (!p->in_short || buf_room(&p->in) < GUEST_STDIN_MAX / 4)
+        return;
+    p->in_short = false;
+    if (p->events.stdin_room)
+        p->events.stdin_room(p->arg);
+}
+
 static int on_started(struct guest_process *p, const struct proto_fields *f, const char **ret_why)
 {
     uint64_t has = proto_get_u64(f, PROTO_F_STDIN, 0);
@@ -318,7 +327,9 @@ static int on_started(struct guest_process *p, const struct proto_fields *f, con
     p->attached = p->known = p->told_started = true;
     buf_finish(&p->exec);
     guest_flush_later(p->g);
-    if (tell && p->events.started)
+    if (!tell)
+        tell_room(p); /* what had arrived before the link broke is known only now */
+    else if (p->events.started)
         p->events.started(p->arg, proto_get_u32(f, PROTO_F_PID, 0));
     return 0;
 }
@@ -357,11 +368,7 @@ static int on_window(struct guest_process *p, const struct proto_frame *f, const
     p->in_base = w.acked;
     p->in_limit = w.limit;
     guest_flush_later(p->g);
-    if (p->in_short && buf_room(&p->in) >= GUEST_STDIN_MAX / 4) {
-        p->in_short = false;
-        if (p->events.stdin_room)
-            p->events.stdin_room(p->arg);
-    }
+    tell_room(p);
     return 0;
 }
 
