@@ -204,6 +204,8 @@ static void install(struct loop_work *w)
             (void)error_errno(&b->err, ERROR_INTERNAL, errno, "install the image");
     }
     forget_build(p, b->id);
+    if (b->err.code == ERROR_NO_SPACE)
+        (void)syncfs(p->pool_fd); /* what was removed is free for others once that is committed */
 }
 
 static void installed(struct loop_work *w)

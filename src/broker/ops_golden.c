@@ -35,9 +35,20 @@ int pool_discard(struct privd *p, const char *name, struct error *err)
     char trash[48];
     id_new("rm", random);
     (void)snprintf(trash, sizeof(trash), "trash/%s", random);
-    if (renameat(p->pool_fd, name, p->pool_fd, trash) < 0)
-        return errno == ENOENT ? 0 : error_errno(err, ERROR_INTERNAL, errno, "remove %s", name);
-    return fs_remove_tree(p->pool_fd, trash, err);
+    if (renameat(p->pool_fd, name, p->pool_fd, trash) == 0)
+        return fs_remove_tree(p->pool_fd, trash, err);
+    if (errno == ENOENT)
+        return 0;
+    if (errno != ENOSPC && errno != EDQUOT)
+        return error_errno(err, ERROR_INTERNAL, errno, "remove %s", name);
+    /* A pool too full for a rename is exactly what removing must work on: in place, the mark of a golden
+     * first, so that half of one is never taken for a whole one. */
+    char sealed[PATH_SIZE + 8];
+    (void)snprintf(sealed, sizeof(sealed), "%s/sealed", name);
+    (void)unlinkat(p->pool_fd, sealed, 0);
+    int rc = fs_remove_tree(p->pool_fd, name, err);
+    (void)syncfs(p->pool_fd); /* free for others once this is committed */
+    return rc;
 }
 
 /* An empty file of the golden with an owner and a size. */

@@ -83,10 +83,13 @@ static uint64_t image_size(const char *state_dir, uint32_t size_mib)
     return size < IMAGE_MIN_MIB * MIB ? IMAGE_MIN_MIB * MIB : size;
 }
 
+/* Metadata twice: not for safety (both copies are in one file), but because mkfs then sets space aside
+ * for it from the start. With one copy it starts with 8 MiB, and once data has filled the rest, even
+ * renaming a file fails, also after the data is gone. */
 static int run_mkfs(const char *image, struct error *err)
 {
-    char *const argv[] = {"mkfs.btrfs", "-q",     "-f", "-K",     "-L",          "space-pool",
-                          "-d",         "single", "-m", "single", (char *)image, NULL};
+    char *const argv[] = {"mkfs.btrfs", "-q",     "-f", "-K",  "-L",          "space-pool",
+                          "-d",         "single", "-m", "dup", (char *)image, NULL};
     struct proc_spawn s = {.argv = argv, .stdin_fd = -1, .stdout_fd = -1, .stderr_fd = -1};
     pid_t pid;
     AUTO_CLOSE int pidfd = -1;

@@ -34,6 +34,7 @@ struct real {
     struct broker *broker;
     struct privd_lease lease;
     bool gone;
+    uint32_t pool_mib; /* size of a pool image made now; 0: the default */
 };
 
 /* The answer to the last call. */
@@ -60,7 +61,7 @@ static inline void real_open(struct real *r)
     int fd = -1;
     r->gone = false;
     assert_ok(privd_lease_acquire(r->dir, &r->lease, &err), &err);
-    assert_ok(server_start(r->dir, 0, &r->lease, &fd, &err), &err);
+    assert_ok(server_start(r->dir, r->pool_mib, &r->lease, &fd, &err), &err);
     assert_ok(loop_create(&r->loop, &err), &err);
     assert_ok(broker_create(r->loop, fd, real_gone, r, &r->broker, &err), &err);
 }
@@ -73,12 +74,18 @@ static inline void real_close(struct real *r)
     r->loop = NULL;
 }
 
-static inline void real_start(struct real *r)
+static inline void real_start_sized(struct real *r, uint32_t pool_mib)
 {
     memset(r, 0, sizeof(*r));
+    r->pool_mib = pool_mib;
     r->dir = unit_mkdir();
     assert_int_equal(chmod(r->dir, 0711), 0);
     real_open(r);
+}
+
+static inline void real_start(struct real *r)
+{
+    real_start_sized(r, 0);
 }
 
 static inline void real_stop(struct real *r)

@@ -415,6 +415,64 @@ static void test_requests_are_checked(void **state)
     assert_int_equal(a.err.code, ERROR_INVALID);
 }
 
+/* A pool too small for what is built: a clear error, nothing left, and the space is there again. */
+static void test_full_pool(void **state)
+{
+    (void)state;
+    enum { PIECE = 1 << 20, PIECES = 400 };
+    struct real all = real;
+    struct answer a;
+    uint64_t free_before = 0;
+    real_start_sized(&real, 600);
+    CALL(&real, &a, 60, broker_info, on_info, &a);
+    assert_answer(&a);
+    bool image = strcmp(a.info.pool_kind, "loop-btrfs") == 0;
+    if (image) {
+        assert_true(a.info.pool_total_bytes <= 600ULL << 20);
+        AUTO_CLOSE int log_fd = open("/dev/null", O_WRONLY | O_CLOEXEC);
+        int pipe_fds[2];
+        assert_int_equal(pipe2(pipe_fds, O_CLOEXEC), 0);
+        free_before = a.info.pool_free_bytes;
+        pid_t feeder = fork();
+        if (feeder == 0) {
+            /* A stored archive of data that no file system can make smaller. */
+            static unsigned char piece[PIECE];
+            struct archive *w = archive_write_new();
+            (void)archive_write_set_format_pax_restricted(w);
+            (void)archive_write_open_fd(w, pipe_fds[1]);
+            for (int i = 0; i < PIECES; i++) {
+                struct archive_entry *e = archive_entry_new();
+                char name[16];
+                (void)snprintf(name, sizeof(name), "f%d", i);
+                id_random(piece, sizeof(piece));
+                archive_entry_set_pathname(e, name);
+                archive_entry_set_mode(e, S_IFREG | 0644);
+                archive_entry_set_size(e, PIECE);
+                if (archive_write_header(w, e) != ARCHIVE_OK || archive_write_data(w, piece, PIECE) != PIECE)
+                    _exit(0);
+                archive_entry_free(e);
+            }
+            (void)archive_write_close(w);
+            _exit(0);
+        }
+        (void)close(pipe_fds[1]);
+        build(&a, pipe_fds[0], 1024, false);
+        (void)close(pipe_fds[0]);
+        (void)proc_wait(feeder);
+        print_message("%d %s\n", a.err.code, a.err.message);
+        assert_int_equal(a.err.code, ERROR_NO_SPACE);
+        assert_no_leftovers();
+        assert_int_equal(entries("pool/templates"), 0);
+        AUTO_CLOSE int small = tree_archive(1000000000, "fits");
+        build(&a, small, 64, false);
+        assert_answer(&a);
+    } else {
+        print_message("skipped: the pool is no image here (free %llu)\n", (unsigned long long)free_before);
+    }
+    real_stop(&real);
+    real = all;
+}
+
 int main(void)
 {
     if (geteuid() != 0) {
@@ -426,6 +484,7 @@ int main(void)
         cmocka_unit_test(test_hostile_archives), cmocka_unit_test(test_links_of_the_tree_stay_inside),
         cmocka_unit_test(test_cancel),           cmocka_unit_test(test_crash_during_a_build),
         cmocka_unit_test(test_remove),           cmocka_unit_test(test_requests_are_checked),
+        cmocka_unit_test(test_full_pool),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
