@@ -41,7 +41,8 @@ class SpaceTest(unittest.TestCase):
     def small_sandbox(self):
         """A sandbox whose disk is quickly full: 64 MiB."""
         if "small" not in self.server.templates:
-            self.server.templates["small"] = self.server.build_template("small", disk_mib=64)
+            self.server.templates["small"] = self.server.build_template("small", {"/etc/small": b""},
+                                                                               disk_mib=64)
         return self.sandbox(template="small", resources={"disk_mib": 64})
 
     def until(self, condition, what, timeout=30.0):

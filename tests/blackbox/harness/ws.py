@@ -87,7 +87,10 @@ class WebSocket:
         return head
 
     def fill(self):
-        data = self.sock.recv(1 << 18)
+        try:
+            data = self.sock.recv(1 << 18)
+        except ConnectionResetError:
+            data = b""
         if not data:
             raise Closed(1006, "the connection ended without a close frame")
         self.buffer += data
@@ -122,8 +125,11 @@ class WebSocket:
             elif opcode == CLOSE:
                 code = struct.unpack(">H", data[:2])[0] if len(data) >= 2 else 1005
                 if not self.close_sent:
-                    self.send(CLOSE, data[:2])
                     self.close_sent = True
+                    try:
+                        self.send(CLOSE, data[:2])
+                    except OSError:
+                        pass  # it has gone already, which it may after a protocol error
                 raise Closed(code, data[2:].decode())
             elif opcode in (TEXT, BINARY):
                 self.must(self.kind is None, "a message begins inside another")
