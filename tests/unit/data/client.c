@@ -10,9 +10,12 @@ static int authenticate(void *arg, const char *key, struct http_principal *ret, 
     (void)arg;
     *ret = (struct http_principal){.role = ROLE_USER};
     (void)str_copy(ret->key_id, sizeof(ret->key_id), key);
-    (void)str_copy(ret->project, sizeof(ret->project), str_eq(key, "other") ? "other" : "default");
+    (void)str_copy(ret->project, sizeof(ret->project),
+                   str_eq(key, "user") || str_eq(key, "viewer") ? "default" : "other");
     if (str_eq(key, "viewer"))
         ret->role = ROLE_VIEWER;
+    else if (str_eq(key, "admin"))
+        ret->role = ROLE_ADMIN;
     else if (!str_eq(key, "user") && !str_eq(key, "other"))
         return error_set(err, ERROR_UNAUTHORIZED, "no such key");
     return 0;

@@ -241,6 +241,9 @@ static void test_sessions_refused(void **state)
     a = answer_of(g, request(g, "other", "GET", process_path(g, &k, ""), "", NULL, 0));
     assert_int_equal(a.status, 404);
     answer_free(&a);
+    a = answer_of(g, request(g, "admin", "GET", process_path(g, &k, ""), "", NULL, 0));
+    assert_int_equal(a.status, 200); /* of another project too */
+    answer_free(&a);
 }
 
 int main(void)

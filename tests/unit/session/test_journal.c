@@ -1,7 +1,9 @@
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 
 #include "base/bytes.h"
 #include "base/fs.h"
@@ -218,6 +220,44 @@ static void test_cut(void **state)
     assert_int_equal(journal_read(f->j, 5, c, 10, &n, &f->err), ERROR_INTERNAL);
 }
 
+/* Appends for ever and says after each append up to where it may be acknowledged. */
+static _Noreturn void append_and_tell(struct fixture *f, int fd)
+{
+    for (unsigned i = 0;; i++) {
+        append(f->j, i % 3000 + 1);
+        uint64_t safe = journal_safe(f->j);
+        if (write(fd, &safe, sizeof(safe)) != (ssize_t)sizeof(safe))
+            _exit(1);
+    }
+}
+
+/* kill -9 at any point: what was acknowledged is there, and every byte that is there is the right one. */
+static void test_killed(void **state)
+{
+    struct fixture *f = *state;
+    for (unsigned round = 0; round < 25; round++) {
+        int pipe_fd[2];
+        uint64_t safe = 0;
+        uint64_t last = 0;
+        assert_int_equal(pipe(pipe_fd), 0);
+        pid_t pid = fork();
+        if (pid == 0)
+            append_and_tell(f, pipe_fd[1]);
+        (void)close(pipe_fd[1]);
+        for (unsigned i = 0; i < 5 + round * 13; i++)
+            assert_int_equal(read(pipe_fd[0], &last, sizeof(last)), sizeof(last));
+        (void)kill(pid, SIGKILL);
+        while (read(pipe_fd[0], &safe, sizeof(safe)) == (ssize_t)sizeof(safe))
+            last = safe;
+        (void)waitpid(pid, NULL, 0);
+        (void)close(pipe_fd[0]);
+        reopen(f, boot);
+        assert_true(journal_end(f->j) >= last);
+        assert_true(journal_end(f->j) <= last + 3000);
+        check_all(f->j);
+    }
+}
+
 static void test_disk_full(void **state)
 {
     struct fixture *f = *state;
@@ -279,7 +319,7 @@ int main(void)
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
         T(test_empty),        T(test_wrap),       T(test_larger_than_ring), T(test_reopen),
         T(test_begins_later), T(test_other_boot), T(test_sealed),           T(test_damaged),
-        T(test_cut),          T(test_disk_full),  T(test_no_room_at_all),
+        T(test_cut),          T(test_disk_full),  T(test_no_room_at_all),   T(test_killed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
