@@ -83,9 +83,12 @@ static int check_spec(const struct qemu_argv_spec *s, struct error *err)
 
 static void add_machine(struct writer *w, const struct qemu_argv_spec *s)
 {
-    /* The firmware loads the kernel itself, so no option ROMs. The RTC stays: without it the guest
-     * waits seconds for one during boot. */
-    add_pair(w, "-M", "microvm,x-option-roms=off,rtc=on,memory-backend=ram");
+    /* qboot hands over to the kernel at once, without option ROMs. The default firmware takes as long under
+     * TCG, and under nested KVM its changes between real and protected mode took more than a minute. */
+    add_pair(w, "-bios", "qboot.rom");
+    /* Under TCG the kernel waits seconds during its boot for an RTC that is not there. */
+    add(w, "-M");
+    add(w, "microvm,x-option-roms=off,memory-backend=ram%s", s->kvm ? "" : ",rtc=on");
     /* The default buffer of translated code (1 GiB) would let one busy guest take that much. A boot
      * translates about 40 MiB of code, an idle restored guest 8. */
     add_pair(w, "-accel", s->kvm ? "kvm" : "tcg,thread=multi,tb-size=64");
