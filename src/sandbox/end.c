@@ -74,13 +74,31 @@ void sandbox_fail(struct sandboxes *s, struct sandbox *sb, const char *reason, c
     flow_finish(s, sb, err);
 }
 
+static void reaped(struct sandboxes *s, struct call *c)
+{
+    struct sandbox *sb = c->sb;
+    if (!call_stale(c) && sb->state == SANDBOX_STOPPING && sb->step == STEP_KILL)
+        stopped_now(s, sb); /* whatever the broker says: the VMM has ended */
+}
+
+/* The end was seen here first. The broker is asked, too, so that a start that follows at once finds it done
+ * with the old VMM. */
+static void stop_ended(struct sandboxes *s, struct sandbox *sb)
+{
+    const struct error why = {.code = ERROR_GONE, .message = "the sandbox was stopped"};
+    flow_start(sb); /* the stop may not even have begun */
+    machine_drop(s, sb, &why);
+    step_set(sb, STEP_KILL, 0);
+    errand_run(s, ERRAND_KILL, sb, sb->id, reaped);
+}
+
 void machine_exited(struct sandboxes *s, struct call *c)
 {
     struct sandbox *sb = c->sb;
     if (!c->vm || c->vm != sb->vm)
         return;
     if (sb->state == SANDBOX_STOPPING)
-        stopped_now(s, sb);
+        stop_ended(s, sb);
     else if (sb->state != SANDBOX_DELETING)
         sandbox_fail(s, sb, "vmm_exited", &c->err);
 }

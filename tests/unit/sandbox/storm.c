@@ -245,7 +245,7 @@ static void test_storm(void **state)
     struct world *w = *state;
     static struct storm s;
     uint64_t first = 1;
-    uint64_t seeds = 12;
+    uint64_t seeds = 20;
     (void)str_to_u64(getenv("STORM_FIRST"), 1, 1000000, &first);
     (void)str_to_u64(getenv("STORM_SEEDS"), 1, 1000000, &seeds);
     for (uint64_t seed = first; seed < first + seeds; seed++) {
