@@ -1,0 +1,616 @@
+/* The host's end against an agent that stalls, lies and floods: each fault ends that link, and three of them
+ * end the guest. The agent here is the test itself, on the other end of the socket. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+#include <errno.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "base/bytes.h"
+#include "base/clock.h"
+#include "guest/guest.h"
+#include "proto/proto.h"
+
+struct liar {
+    char dir[64], path[96];
+    int listener, fd;
+    struct loop *loop;
+    struct guest *g;
+    struct buf in, out;
+    uint64_t epoch;
+    uint32_t tag;
+    unsigned ready, lost, finals;
+    int code; /* of the last loss */
+    char why[ERROR_MESSAGE_MAX];
+    struct guest_process *p;
+    uint64_t got;
+    unsigned exited;
+    bool destroy_in_output;
+};
+
+static void on_ready(struct guest *g, void *arg)
+{
+    (void)g;
+    ((struct liar *)arg)->ready++;
+}
+
+static void on_lost(struct guest *g, const struct error *why, bool final, void *arg)
+{
+    struct liar *l = arg;
+    (void)g;
+    l->lost++;
+    l->finals += final;
+    l->code = why->code;
+    (void)snprintf(l->why, sizeof(l->why), "%s", why->message);
+}
+
+static void begin(struct liar *l, unsigned ready_ms, unsigned lost_ms)
+{
+    static const struct guest_events events = {on_ready, on_lost};
+    struct sockaddr_un at = {.sun_family = AF_UNIX};
+    struct error e = ERROR_INIT;
+    memset(l, 0, sizeof(*l));
+    l->fd = -1;
+    buf_init(&l->in, 1 << 20);
+    buf_init(&l->out, 8 << 20);
+    (void)snprintf(l->dir, sizeof(l->dir), "/tmp/space-liar-XXXXXX");
+    assert_non_null(mkdtemp(l->dir));
+    (void)snprintf(l->path, sizeof(l->path), "%s/port", l->dir);
+    l->listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    (void)memcpy(at.sun_path, l->path, strlen(l->path) + 1);
+    assert_int_equal(bind(l->listener, (const struct sockaddr *)&at, sizeof(at)), 0);
+    assert_int_equal(listen(l->listener, 4), 0);
+    struct guest_config config = {.socket_path = l->path,
+                                  .sandbox_id = "sb_x",
+                                  .ready_timeout_ms = ready_ms,
+                                  .lost_timeout_ms = lost_ms};
+    assert_int_equal(loop_create(&l->loop, &e), 0);
+    assert_int_equal(guest_create(l->loop, &config, &events, l, &l->g, &e), 0);
+}
+
+static void end(struct liar *l)
+{
+    guest_destroy(l->g);
+    loop_destroy(l->loop);
+    if (l->fd >= 0)
+        (void)close(l->fd);
+    (void)close(l->listener);
+    (void)unlink(l->path);
+    (void)rmdir(l->dir);
+    buf_finish(&l->in);
+    buf_finish(&l->out);
+}
+
+static void turn(struct liar *l)
+{
+    loop_turn(l->loop, 10);
+    if (l->fd < 0)
+        l->fd = accept4(l->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    if (l->fd >= 0)
+        (void)buf_read(&l->in, l->fd, 65536);
+}
+
+static bool until(struct liar *l, const unsigned *count, unsigned at_least)
+{
+    int64_t limit = clock_mono_ns() + 10 * CLOCK_NS_PER_S;
+    while (*count < at_least && clock_mono_ns() < limit)
+        turn(l);
+    return *count >= at_least;
+}
+
+/* Accepts a connection and its SYNC. */
+static void meet(struct liar *l)
+{
+    struct proto_sync s;
+    bool found = false;
+    int64_t limit = clock_mono_ns() + 10 * CLOCK_NS_PER_S;
+    if (l->fd >= 0)
+        (void)close(l->fd);
+    l->fd = -1;
+    buf_consume(&l->in, buf_len(&l->in));
+    while (!found && clock_mono_ns() < limit) {
+        turn(l);
+        buf_consume(&l->in, proto_sync_find(buf_head(&l->in), buf_len(&l->in), false, &s, &found));
+    }
+    assert_true(found);
+    l->epoch = s.epoch;
+    l->tag = proto_epoch_tag(s.epoch);
+}
+
+static void flush(struct liar *l)
+{
+    int64_t limit = clock_mono_ns() + 10 * CLOCK_NS_PER_S;
+    while (buf_len(&l->out) && clock_mono_ns() < limit) {
+        ssize_t n = send(l->fd, buf_head(&l->out), buf_len(&l->out), MSG_NOSIGNAL);
+        if (n > 0)
+            buf_consume(&l->out, (size_t)n);
+        else if (n < 0 && errno != EAGAIN)
+            buf_consume(&l->out, buf_len(&l->out));
+        loop_turn(l->loop, 0);
+    }
+}
+
+static void put_ack(struct liar *l, uint64_t epoch, uint16_t version)
+{
+    unsigned char record[PROTO_SYNC_SIZE];
+    struct proto_sync s = {.epoch = epoch, .version = version, .payload_max = PROTO_PAYLOAD_MAX};
+    proto_sync_ack_put(record, &s);
+    (void)buf_append(&l->out, record, sizeof(record));
+}
+
+static void put_hello(struct liar *l)
+{
+    static const unsigned char boot[16] = "boot";
+    struct buf b;
+    buf_init(&b, 4096);
+    (void)proto_put_string(&b, PROTO_F_AGENT, "liar");
+    (void)proto_put_bytes(&b, PROTO_F_BOOT, boot, sizeof(boot));
+    (void)proto_put_u64(&b, PROTO_F_GENERATION, 0);
+    (void)proto_put_u32(&b, PROTO_F_PROCESSES, 1);
+    (void)proto_put_u32(&b, PROTO_F_FILES, 1);
+    (void)proto_send(&l->out, l->tag, PROTO_HELLO, 0, buf_head(&b), buf_len(&b));
+    buf_finish(&b);
+}
+
+static void greet(struct liar *l)
+{
+    unsigned before = l->ready;
+    meet(l);
+    put_ack(l, l->epoch, PROTO_VERSION);
+    put_hello(l);
+    flush(l);
+    assert_true(until(l, &l->ready, before + 1));
+}
+
+static void on_output(void *arg, enum guest_stream stream, uint64_t offset, const void *data, size_t n)
+{
+    struct liar *l = arg;
+    (void)stream;
+    (void)data;
+    assert_true(offset == l->got);
+    l->got += n;
+    if (l->destroy_in_output) {
+        guest_destroy(l->g);
+        l->g = NULL;
+        guest_process_release(l->p);
+        l->p = NULL;
+    }
+}
+
+static void on_exited(void *arg, const struct guest_result *result)
+{
+    (void)result;
+    ((struct liar *)arg)->exited++;
+}
+
+static void start_process(struct liar *l)
+{
+    static const struct guest_process_events events = {NULL, on_output, on_exited, NULL};
+    struct guest_exec x = {.argv = (const char *const[]){"true", NULL}};
+    struct error e = ERROR_INIT;
+    id_new("pr", x.process_id);
+    assert_int_equal(guest_process_start(l->g, &x, &events, l, &l->p, &e), 0);
+}
+
+static void put_started(struct liar *l, uint64_t has, uint64_t limit)
+{
+    struct buf b;
+    buf_init(&b, 4096);
+    (void)proto_put_u32(&b, PROTO_F_PID, 33);
+    (void)proto_put_u64(&b, PROTO_F_STDIN, has);
+    (void)proto_put_u64(&b, PROTO_F_STDIN_LIMIT, limit);
+    (void)proto_send(&l->out, l->tag, PROTO_STARTED, 1, buf_head(&b), buf_len(&b));
+    buf_finish(&b);
+}
+
+static void put_exit(struct liar *l, uint32_t reason, uint64_t out_bytes)
+{
+    struct buf b;
+    buf_init(&b, 4096);
+    (void)proto_put_u32(&b, PROTO_F_REASON, reason);
+    (void)proto_put_u32(&b, PROTO_F_EXIT, 0);
+    (void)proto_put_u32(&b, PROTO_F_SIGNAL, 0);
+    (void)proto_put_u64(&b, PROTO_F_STDOUT, out_bytes);
+    (void)proto_put_u64(&b, PROTO_F_STDERR, 0);
+    (void)proto_put_u64(&b, PROTO_F_CPU, 0);
+    (void)proto_put_u64(&b, PROTO_F_RSS, 0);
+    (void)proto_send(&l->out, l->tag, PROTO_EXIT, 1, buf_head(&b), buf_len(&b));
+    buf_finish(&b);
+}
+
+static void put_data(struct liar *l, uint32_t channel, unsigned stream, uint64_t offset, size_t n)
+{
+    static const unsigned char bytes[60000];
+    struct proto_data d = {(enum proto_stream)stream, false, offset, bytes, n};
+    (void)proto_data_send(&l->out, l->tag, channel, &d);
+}
+
+static void put_window(struct liar *l, uint64_t acked, uint64_t limit)
+{
+    struct proto_window w = {PROTO_STDIN, acked, limit};
+    (void)proto_window_send(&l->out, l->tag, 1, &w);
+}
+
+static void put_rubbish(struct liar *l)
+{
+    (void)buf_append(&l->out, "not a frame at all, not by far", 30);
+}
+
+static void put_old_epoch(struct liar *l)
+{
+    l->tag ^= 1;
+    put_data(l, 1, 1, 0, 10);
+}
+
+static void put_gap(struct liar *l)
+{
+    put_started(l, 0, 65536);
+    put_data(l, 1, 1, 1, 10);
+}
+
+static void put_double(struct liar *l)
+{
+    put_started(l, 0, 65536);
+    put_data(l, 1, 1, 0, 10);
+    put_data(l, 1, 1, 0, 10);
+}
+
+static void put_too_much(struct liar *l)
+{
+    put_started(l, 0, 65536);
+    for (uint64_t i = 0; i < 5; i++)
+        put_data(l, 1, 1, i * 60000, 60000);
+}
+
+static void put_empty_data(struct liar *l)
+{
+    put_started(l, 0, 65536);
+    put_data(l, 1, 1, 0, 0);
+}
+
+static void put_data_before_start(struct liar *l)
+{
+    put_data(l, 1, 1, 0, 10);
+}
+
+static void put_wrong_stream(struct liar *l)
+{
+    put_started(l, 0, 65536);
+    put_data(l, 1, 0, 0, 10);
+}
+
+static void put_second_start(struct liar *l)
+{
+    put_started(l, 0, 65536);
+    put_started(l, 0, 65536);
+}
+
+static void put_stdin_never_sent(struct liar *l)
+{
+    put_started(l, 5, 65536);
+}
+
+static void put_huge_credit(struct liar *l)
+{
+    put_started(l, 0, UINT64_MAX);
+}
+
+static void put_idle_window(struct liar *l)
+{
+    put_started(l, 0, 65536);
+    put_window(l, 0, 65536); /* moves nothing: a flood of these must not be free */
+}
+
+static void put_acked_never_sent(struct liar *l)
+{
+    put_started(l, 0, 65536);
+    put_window(l, 7, 70000);
+}
+
+static void put_unknown_channel(struct liar *l)
+{
+    put_data(l, 4000, 1, 0, 10);
+}
+
+static void put_early_exit(struct liar *l)
+{
+    put_started(l, 0, 65536);
+    put_exit(l, PROTO_REASON_EXIT, 100);
+}
+
+static void put_strange_reason(struct liar *l)
+{
+    put_started(l, 0, 65536);
+    put_exit(l, 17, 0);
+}
+
+static void put_pong(struct liar *l)
+{
+    struct buf b;
+    buf_init(&b, 64);
+    (void)proto_put_u64(&b, PROTO_F_TOKEN, 1);
+    (void)proto_send(&l->out, l->tag, PROTO_PONG, 0, buf_head(&b), buf_len(&b));
+    buf_finish(&b);
+}
+
+static void put_reply(struct liar *l)
+{
+    struct buf b;
+    buf_init(&b, 64);
+    (void)proto_put_u32(&b, PROTO_F_REQUEST, 99);
+    (void)proto_put_u32(&b, PROTO_F_CODE, 0);
+    (void)proto_send(&l->out, l->tag, PROTO_REPLY, 0, buf_head(&b), buf_len(&b));
+    buf_finish(&b);
+}
+
+static void put_file_message(struct liar *l)
+{
+    struct buf b;
+    buf_init(&b, 64);
+    (void)proto_put_u32(&b, PROTO_F_CODE, 0);
+    (void)proto_send(&l->out, l->tag, PROTO_FILE_DONE, 1, buf_head(&b), buf_len(&b));
+    buf_finish(&b);
+}
+
+static void put_second_hello(struct liar *l)
+{
+    put_hello(l);
+}
+
+/* Each fault by itself: the link is lost with a protocol error, and comes back. */
+static void every_lie_ends_the_link(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name;
+        void (*put)(struct liar *l);
+    } lies[] = {
+        {"rubbish", put_rubbish},
+        {"old epoch", put_old_epoch},
+        {"gap", put_gap},
+        {"double", put_double},
+        {"beyond credit", put_too_much},
+        {"empty data", put_empty_data},
+        {"data before start", put_data_before_start},
+        {"wrong stream", put_wrong_stream},
+        {"second start", put_second_start},
+        {"stdin never sent", put_stdin_never_sent},
+        {"huge credit", put_huge_credit},
+        {"idle window", put_idle_window},
+        {"acked never sent", put_acked_never_sent},
+        {"unknown channel", put_unknown_channel},
+        {"early exit", put_early_exit},
+        {"strange reason", put_strange_reason},
+        {"pong", put_pong},
+        {"reply", put_reply},
+        {"file message", put_file_message},
+        {"second hello", put_second_hello},
+    };
+    for (size_t i = 0; i < sizeof(lies) / sizeof(lies[0]); i++) {
+        struct liar l;
+        begin(&l, 0, 0);
+        greet(&l);
+        start_process(&l);
+        for (int k = 0; k < 3; k++)
+            turn(&l); /* the EXEC goes out */
+        lies[i].put(&l);
+        flush(&l);
+        if (!until(&l, &l.lost, 1) || l.code != ERROR_PROTOCOL || l.finals)
+            fail_msg("%s: lost %u code %d %s", lies[i].name, l.lost, l.code, l.why);
+        assert_int_equal(l.exited, 0);
+        greet(&l); /* another chance */
+        assert_int_equal(l.ready, 2);
+        end(&l);
+        guest_process_release(l.p);
+    }
+}
+
+static void the_third_break_is_final(void **state)
+{
+    (void)state;
+    struct liar l;
+    begin(&l, 0, 0);
+    for (unsigned i = 1; i <= 4; i++) {
+        greet(&l);
+        put_rubbish(&l);
+        flush(&l);
+        assert_true(until(&l, &l.lost, i));
+        if (l.finals)
+            break;
+    }
+    assert_int_equal(l.finals, 1);
+    assert_true(l.lost <= 4);
+    assert_false(guest_is_ready(l.g));
+    end(&l);
+}
+
+static void what_came_before_the_epoch_is_skipped(void **state)
+{
+    (void)state;
+    struct liar l;
+    begin(&l, 0, 0);
+    meet(&l);
+    for (int i = 0; i < 3; i++)
+        put_rubbish(&l);
+    put_ack(&l, l.epoch + 1, PROTO_VERSION); /* an answer to somebody else */
+    put_data(&l, 1, 1, 0, 50000);
+    put_ack(&l, l.epoch, PROTO_VERSION);
+    put_hello(&l);
+    flush(&l);
+    assert_true(until(&l, &l.ready, 1));
+    assert_int_equal(l.lost, 0);
+    end(&l);
+}
+
+static void sync_is_repeated(void **state)
+{
+    (void)state;
+    struct liar l;
+    begin(&l, 0, 0);
+    meet(&l);
+    uint64_t first = l.epoch;
+    struct proto_sync s;
+    bool found = false;
+    size_t zeros = 0;
+    int64_t limit = clock_mono_ns() + 10 * CLOCK_NS_PER_S;
+    while (!found && clock_mono_ns() < limit) {
+        turn(&l);
+        size_t used = proto_sync_find(buf_head(&l.in), buf_len(&l.in), false, &s, &found);
+        zeros += used;
+        buf_consume(&l.in, used);
+    }
+    assert_true(found);
+    assert_true(s.epoch != first);
+    assert_true(zeros - PROTO_SYNC_SIZE >= PROTO_FRAME_MAX); /* enough to end any frame half received */
+    put_ack(&l, first, PROTO_VERSION);                       /* too late */
+    l.tag = proto_epoch_tag(s.epoch);
+    put_ack(&l, s.epoch, PROTO_VERSION);
+    put_hello(&l);
+    flush(&l);
+    assert_true(until(&l, &l.ready, 1));
+    end(&l);
+}
+
+static void another_version_is_final(void **state)
+{
+    (void)state;
+    struct liar l;
+    begin(&l, 0, 0);
+    meet(&l);
+    put_ack(&l, l.epoch, 0);
+    flush(&l);
+    assert_true(until(&l, &l.finals, 1));
+    assert_int_equal(l.code, ERROR_UNSUPPORTED);
+    end(&l);
+}
+
+static void an_agent_that_never_answers(void **state)
+{
+    (void)state;
+    struct liar l;
+    begin(&l, 300, 300);
+    int64_t before = clock_mono_ns();
+    assert_true(until(&l, &l.finals, 1));
+    assert_true(clock_mono_ns() - before >= 300 * CLOCK_NS_PER_MS);
+    assert_int_equal(l.code, ERROR_UNAVAILABLE);
+    assert_int_equal(l.ready, 0);
+    end(&l);
+}
+
+static void a_silent_agent_is_lost(void **state)
+{
+    (void)state;
+    struct liar l;
+    begin(&l, 0, 200);
+    greet(&l);
+    guest_hold(l.g, true); /* its vCPUs are stopped: silence means nothing */
+    for (int i = 0; i < 40; i++)
+        turn(&l);
+    assert_int_equal(l.lost, 0);
+    guest_hold(l.g, false);
+    assert_true(until(&l, &l.lost, 1));
+    assert_int_equal(l.code, ERROR_UNAVAILABLE);
+    end(&l);
+}
+
+static void a_result_is_told_once(void **state)
+{
+    (void)state;
+    struct liar l;
+    begin(&l, 0, 0);
+    greet(&l);
+    start_process(&l);
+    for (int k = 0; k < 3; k++)
+        turn(&l);
+    put_started(&l, 0, 65536);
+    put_data(&l, 1, 1, 0, 100);
+    put_exit(&l, PROTO_REASON_EXIT, 100);
+    flush(&l);
+    assert_true(until(&l, &l.exited, 1));
+    put_exit(&l, PROTO_REASON_EXIT, 100);
+    flush(&l);
+    assert_true(until(&l, &l.lost, 1));
+    assert_int_equal(l.code, ERROR_PROTOCOL);
+    assert_int_equal(l.exited, 1);
+    guest_process_release(l.p);
+    end(&l);
+}
+
+/* The owner may tear everything down from inside a callback, with more input behind it. */
+static void destroyed_from_a_callback(void **state)
+{
+    (void)state;
+    struct liar l;
+    begin(&l, 0, 0);
+    greet(&l);
+    start_process(&l);
+    for (int k = 0; k < 3; k++)
+        turn(&l);
+    l.destroy_in_output = true;
+    put_started(&l, 0, 65536);
+    put_data(&l, 1, 1, 0, 100);
+    put_data(&l, 1, 1, 100, 100);
+    put_exit(&l, PROTO_REASON_EXIT, 200);
+    flush(&l);
+    for (int k = 0; k < 5; k++)
+        turn(&l);
+    assert_int_equal(l.got, 100);
+    assert_null(l.g);
+    end(&l);
+}
+
+/* Bytes that were under way when their process was given up are let through, more are not. */
+static void late_bytes_are_bounded(void **state)
+{
+    (void)state;
+    struct liar l;
+    begin(&l, 0, 0);
+    greet(&l);
+    start_process(&l);
+    for (int k = 0; k < 3; k++)
+        turn(&l);
+    put_started(&l, 0, 65536);
+    flush(&l);
+    turn(&l);
+    guest_process_release(l.p);
+    for (uint64_t i = 0; i < 4; i++)
+        put_data(&l, 1, 1, i * 60000, 60000);
+    flush(&l);
+    for (int k = 0; k < 5; k++)
+        turn(&l);
+    assert_int_equal(l.lost, 0);
+    for (uint64_t i = 0; i < 1000 && !l.lost; i++) {
+        put_data(&l, 1, 1, i * 60000, 60000);
+        flush(&l);
+    }
+    assert_true(until(&l, &l.lost, 1));
+    assert_int_equal(l.code, ERROR_PROTOCOL);
+    end(&l);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_lie_ends_the_link),
+        cmocka_unit_test(the_third_break_is_final),
+        cmocka_unit_test(what_came_before_the_epoch_is_skipped),
+        cmocka_unit_test(sync_is_repeated),
+        cmocka_unit_test(another_version_is_final),
+        cmocka_unit_test(an_agent_that_never_answers),
+        cmocka_unit_test(a_silent_agent_is_lost),
+        cmocka_unit_test(a_result_is_told_once),
+        cmocka_unit_test(destroyed_from_a_callback),
+        cmocka_unit_test(late_bytes_are_bounded),
+    };
+    (void)signal(SIGPIPE, SIG_IGN);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
