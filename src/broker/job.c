@@ -1,5 +1,6 @@
 /* Requests as jobs: in order of arrival, but for those whose sandbox or golden another job works on.
  * A build is not a job that waits: it has a process of its own (build.c). */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -31,25 +32,75 @@ void job_free(struct job *j)
     free(j);
 }
 
-static bool share_a_key(const struct job *a, const struct job *b)
+/* --- keys --- */
+
+struct job_key {
+    char name[BROKER_KEY_SIZE + 2]; /* kind and identifier */
+    struct job_ref *queue;
+    UT_hash_handle hh;
+};
+
+/* Queues a job for a key, which exists while a job refers to it. */
+static void key_join(struct job *j, struct job_ref *ref, char kind, const char *id)
 {
-    for (int i = 0; i < JOB_KEYS; i++)
-        for (int k = 0; k < JOB_KEYS; k++)
-            if (a->keys[i] && b->keys[k] && strcmp(a->keys[i], b->keys[k]) == 0)
-                return true;
-    return false;
+    char name[sizeof(((struct job_key *)0)->name)];
+    (void)snprintf(name, sizeof(name), "%c%s", kind, id);
+    struct job_key *k;
+    HASH_FIND_STR(j->p->keys, name, k);
+    if (!k) {
+        k = calloc(1, sizeof(*k));
+        if (!k)
+            abort(); /* as for a reply that cannot be made: VMMs live on */
+        (void)str_copy(k->name, sizeof(k->name), name);
+        HASH_ADD_STR(j->p->keys, name, k);
+    }
+    ref->job = j;
+    ref->key = k;
+    DL_APPEND(k->queue, ref);
 }
 
-/* Whether an earlier job has, or waits for, one of this job's keys. */
-static bool must_wait(const struct privd *p, const struct job *j)
+static bool holds_all_keys(const struct job *j)
 {
-    for (const struct job *e = p->jobs; e != j; e = e->next)
-        if (share_a_key(e, j))
-            return true;
-    return false;
+    for (int i = 0; i < JOB_KEYS; i++)
+        if (j->refs[i].key && j->refs[i].key->queue != &j->refs[i])
+            return false;
+    return true;
 }
 
 static void dispatch(void *arg);
+
+/* Lets a job begin at the end of this turn once it holds its keys. */
+static void begin_when_ready(struct job *j)
+{
+    struct privd *p = j->p;
+    if (j->ready || !holds_all_keys(j))
+        return;
+    j->ready = true;
+    j->ready_next = NULL;
+    if (!p->ready)
+        p->ready_tail = &p->ready;
+    *p->ready_tail = j;
+    p->ready_tail = &j->ready_next;
+    loop_defer(p->loop, &p->dispatch, dispatch, p);
+}
+
+/* Leaves the queues of its keys; who is first there now may begin. */
+static void leave_keys(struct job *j)
+{
+    for (int i = 0; i < JOB_KEYS; i++) {
+        struct job_key *k = j->refs[i].key;
+        if (!k)
+            continue;
+        DL_DELETE(k->queue, &j->refs[i]);
+        j->refs[i].key = NULL;
+        if (k->queue) {
+            begin_when_ready(k->queue->job);
+        } else {
+            HASH_DEL(j->p->keys, k);
+            free(k);
+        }
+    }
+}
 
 static void done(struct job *j)
 {
@@ -64,10 +115,10 @@ static void done(struct job *j)
     if (j->err.code < 0)
         reply_fail(&j->rep, &j->err);
     channel_send(p->channel, &j->rep);
+    leave_keys(j);
     DL_DELETE(p->jobs, j);
     p->job_count--;
     job_free(j);
-    loop_defer(p->loop, &p->dispatch, dispatch, p);
 }
 
 /* On a worker thread. */
@@ -85,7 +136,6 @@ static void on_done(struct loop_work *w)
 
 static void start(struct job *j)
 {
-    j->running = true;
     j->sandbox = j->op->on_sandbox ? privd_sandbox_find(j->p, j->req.sandbox_id) : NULL;
     if (j->op->begin && j->op->begin(j) < 0) {
         done(j);
@@ -105,11 +155,11 @@ static void start(struct job *j)
 static void dispatch(void *arg)
 {
     struct privd *p = arg;
-    struct job *j;
-    struct job *next;
-    DL_FOREACH_SAFE(p->jobs, j, next)
-    if (!j->running && !must_wait(p, j))
+    while (p->ready) {
+        struct job *j = p->ready;
+        p->ready = j->ready_next;
         start(j);
+    }
 }
 
 void job_submit(struct privd *p, struct job *j)
@@ -121,25 +171,33 @@ void job_submit(struct privd *p, struct job *j)
         return;
     }
     j->op = op_find(j->req.type);
-    if (j->op->on_sandbox)
-        j->keys[0] = j->req.sandbox_id;
-    if (j->op->on_golden)
-        j->keys[1] = j->req.key;
     DL_APPEND(p->jobs, j);
     p->job_count++;
-    loop_defer(p->loop, &p->dispatch, dispatch, p);
+    if (j->op->on_sandbox)
+        key_join(j, &j->refs[0], 's', j->req.sandbox_id);
+    if (j->op->on_golden)
+        key_join(j, &j->refs[1], 'g', j->req.key);
+    begin_when_ready(j);
 }
 
 void jobs_finish(struct privd *p)
 {
     loop_defer_cancel(p->loop, &p->dispatch);
-    /* Runs the done callbacks of what was running; those queue a dispatch each. */
+    /* Runs the done callbacks of what was running; those may make others ready. */
     loop_pool_destroy(p->workers);
     p->workers = NULL;
     loop_defer_cancel(p->loop, &p->dispatch);
-    struct job *j;
-    struct job *next;
-    DL_FOREACH_SAFE(p->jobs, j, next)
-    job_free(j);
-    p->jobs = NULL;
+    p->ready = NULL;
+    while (p->jobs) {
+        struct job *j = p->jobs;
+        DL_DELETE(p->jobs, j);
+        job_free(j);
+    }
+    struct job_key *k;
+    struct job_key *next;
+    HASH_ITER(hh, p->keys, k, next)
+    {
+        HASH_DEL(p->keys, k);
+        free(k);
+    }
 }

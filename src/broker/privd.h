@@ -56,6 +56,9 @@ struct privd {
     uint8_t *uid_taken; /* one flag for each VMM uid of the lease */
     unsigned uid_next;
     struct job *jobs;
+    struct job_key *keys;
+    struct job *ready; /* hold their keys, about to begin */
+    struct job **ready_tail;
     unsigned job_count;
     struct build *builds;
     unsigned build_count;
@@ -91,6 +94,15 @@ void channel_send(struct channel *c, const struct reply *r);
 
 #define JOB_KEYS 2
 
+/* A sandbox or golden that jobs hold or wait for, in order of arrival; the first one holds it. */
+struct job_key;
+
+struct job_ref {
+    struct job *job;
+    struct job_key *key; /* NULL: not used */
+    struct job_ref *prev, *next;
+};
+
 struct job {
     struct privd *p;
     struct request req;
@@ -98,14 +110,15 @@ struct job {
     struct error err;
     const struct op *op;
     struct sandbox *sandbox; /* the one of req.sandbox_id; NULL when the table has none */
-    const char *keys[JOB_KEYS];
-    bool added; /* this job made the sandbox's entry */
-    bool drop;  /* the sandbox's entry goes when the job is done */
-    bool running;
+    struct job_ref refs[JOB_KEYS];
+    bool added;  /* this job made the sandbox's entry */
+    bool drop;   /* the sandbox's entry goes when the job is done */
+    bool ready;  /* holds all its keys */
     int fifo_fd; /* VMM_START: read end of the VMM's standard error */
     int pidfd;   /* VMM_START */
     struct loop_work work;
-    struct job *prev, *next;
+    struct job *prev, *next; /* in privd.jobs */
+    struct job *ready_next;
 };
 
 /* One row for each request type. begin runs on the loop thread once the keys are held: it may answer

@@ -181,7 +181,7 @@ static void test_spaced_dies(void **state)
 static void test_many_at_once(void **state)
 {
     (void)state;
-    enum { MANY = 100 };
+    enum { MANY = 1000 };
     static char ids[MANY][ID_SIZE];
     static struct answer prepared[MANY];
     static struct answer removed[MANY];
