@@ -232,6 +232,9 @@ static int transport_error(struct client *c, const struct call *call, CURLcode c
         return error_set(err, ERROR_UNAVAILABLE, "interrupted");
     if (code == CURLE_OUT_OF_MEMORY)
         return error_set(err, ERROR_NO_MEMORY, "out of memory");
+    if (call->answered)
+        return error_set(err, ERROR_UNAVAILABLE, "the server's answer broke off: %s",
+                         *why ? why : curl_easy_strerror(code));
     c->unreachable = true;
     return error_set(err, ERROR_UNAVAILABLE, "cannot reach the server at %s: %s", c->url,
                      *why ? why : curl_easy_strerror(code));
