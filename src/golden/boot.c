@@ -11,7 +11,8 @@
 #include "golden/parts.h"
 
 #define CONSOLE_POLL_MS 500
-#define CONSOLE_TAIL 256 /* bytes of it that fit an error */
+#define CONSOLE_KEPT 4096 /* bytes: a panic and the trace after it */
+#define CONSOLE_TOLD 256  /* bytes of it that fit an error */
 
 struct golden_boot {
     struct golden *g;
@@ -23,7 +24,7 @@ struct golden_boot {
     struct vm *vm;
     struct golden_session *session;
     struct loop_timer timer; /* looks at the console while the guest boots */
-    char console[CONSOLE_TAIL + 1];
+    char console[CONSOLE_KEPT + 1];
     int64_t begun_at;
     bool saved;
     vm_done done;
@@ -55,27 +56,62 @@ static void undo(const struct golden_boot *b)
     broker_golden_remove(b->g->broker, b->key, ignore, NULL);
 }
 
+/* Adds what the console says to an error: a panic's own line, else the end. */
+static void tell_console(struct error *err, const char *console)
+{
+    size_t used = strlen(err->message);
+    size_t n = strlen(console);
+    const char *panic = strstr(console, "Kernel panic");
+    if (panic)
+        (void)snprintf(err->message + used, sizeof(err->message) - used, "; the guest's console: %.*s",
+                       (int)strcspn(panic, "|"), panic);
+    else if (n > 0)
+        (void)snprintf(err->message + used, sizeof(err->message) - used, "; the guest's console ends: %s",
+                       n > CONSOLE_TOLD ? console + n - CONSOLE_TOLD : console);
+}
+
+static void report(void *arg, const struct error *err, bool flag)
+{
+    struct golden_boot *b = arg;
+    struct error result = b->failure;
+    vm_done done = b->done;
+    void *done_arg = b->arg;
+    (void)flag;
+    if (err)
+        LOG(LOG_WARN, "cannot clean up after a golden boot", "key=%s error=" LOG_Q, b->key, err->message);
+    boot_free(b);
+    done(done_arg, result.code == 0 ? NULL : &result);
+}
+
+static void on_removed(void *arg, const struct error *err, bool flag)
+{
+    struct golden_boot *b = arg;
+    if (err || b->failure.code == 0)
+        report(b, err, flag);
+    else
+        broker_golden_remove(b->g->broker, b->key, golden_ticket_done,
+                             golden_ticket_new(b->g->broker, &b->ticket, report, b, NULL));
+}
+
+/* Succeeded or failed: the sandbox it ran in goes, and with a failure the unsealed golden; then it is told.
+ */
 static void on_finish(void *arg)
 {
     struct golden_boot *b = arg;
-    struct error err = b->failure;
-    vm_done done = b->done;
-    void *done_arg = b->arg;
-    if (err.code != 0) {
-        (void)error_wrap(&err, "booting the template");
-        if (b->console[0]) {
-            size_t used = strlen(err.message);
-            (void)snprintf(err.message + used, sizeof(err.message) - used, "; the guest's console ends: %s",
-                           b->console);
-        }
-        undo(b);
+    loop_timer_stop(&b->timer);
+    golden_session_destroy(b->session);
+    vm_destroy(b->vm);
+    b->session = NULL;
+    b->vm = NULL;
+    if (b->failure.code != 0) {
+        (void)error_wrap(&b->failure, "booting the template");
+        tell_console(&b->failure, b->console);
     } else {
         LOG(LOG_DEBUG, "golden snapshot made", "key=%s took_ms=%lld", b->key,
             (long long)((clock_mono_ns() - b->begun_at) / CLOCK_NS_PER_MS));
-        golden_remove_sandbox(b->g->broker, b->sandbox_id);
     }
-    boot_free(b);
-    done(done_arg, err.code == 0 ? NULL : &err);
+    broker_sandbox_remove(b->g->broker, b->sandbox_id, golden_ticket_done,
+                          golden_ticket_new(b->g->broker, &b->ticket, on_removed, b, NULL));
 }
 
 /* Once; at the end of the turn, because callers are inside callbacks of what is freed then. */
@@ -100,7 +136,7 @@ static void on_console(void *arg, const struct error *err, const char *text)
     size_t n = all ? strlen(all) : 0;
     if (n == 0)
         return;
-    (void)str_copy(b->console, sizeof(b->console), n > CONSOLE_TAIL ? all + n - CONSOLE_TAIL : all);
+    (void)str_copy(b->console, sizeof(b->console), n > CONSOLE_KEPT ? all + n - CONSOLE_KEPT : all);
     for (char *p = b->console; *p; p++)
         if (*p == '\n')
             *p = '|';

@@ -302,10 +302,15 @@ static void test_a_failed_boot_tells_the_end_of_the_console(void **state)
     struct request r = {0};
     make(f, 0, 0);
     fake_guest_mode(FAKE_GUEST_LOST_LATE);
-    fake_engine_console(f->engine, "Run /init as init process\nKernel panic - not syncing: no root\n");
+    fake_engine_console(f->engine, "Run /init as init process\nmount: no root\n");
     assert_int_equal(prepare(f, &r), ERROR_UNAVAILABLE);
     assert_non_null(strstr(r.text, "booting the template: the agent does not answer"));
-    assert_non_null(strstr(r.text, "|Kernel panic - not syncing: no root|"));
+    assert_non_null(strstr(r.text, "console ends: Run /init as init process|mount: no root|"));
+    struct request again = {0};
+    fake_engine_console(f->engine, "Kernel panic - not syncing: no root\nCall trace:\n");
+    assert_int_equal(prepare(f, &again), ERROR_UNAVAILABLE);
+    assert_non_null(strstr(again.text, "console: Kernel panic - not syncing: no root"));
+    assert_null(strstr(again.text, "Call trace"));
 }
 
 static void test_taking_a_warm_vm_is_immediate(void **state)

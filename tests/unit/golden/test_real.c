@@ -412,6 +412,27 @@ static void test_damaged_golden(void **state)
     vm_engine_destroy(w->engine);
 }
 
+/* A guest that cannot boot: the error says so, with the kernel's own words, and nothing is left. */
+static void test_too_little_memory(void **state)
+{
+    struct world *w = *state;
+    struct box p = {.w = w};
+    struct answer a;
+    struct vm_shape tiny = shape;
+    tiny.memory_mib = 64;
+    make_golden(w, 1);
+    golden_prepare(w->golden, w->digest, &tiny, box_phase, box_told, &p);
+    real_wait(&w->real, &p.told, 120);
+    print_message("%s\n", p.err.message);
+    assert_int_equal(p.err.code, ERROR_UNAVAILABLE);
+    assert_non_null(strstr(p.err.message, "booting the template"));
+    assert_non_null(strstr(p.err.message, "panic"));
+    CALL(&w->real, &a, 30, broker_sandbox_list, on_list, &a);
+    assert_int_equal(a.count, 0);
+    golden_destroy(w->golden);
+    vm_engine_destroy(w->engine);
+}
+
 static int group_setup(void **state)
 {
     struct world *w = calloc(1, sizeof(*w));
@@ -436,6 +457,7 @@ int main(void)
         cmocka_unit_test(test_golden_boot_restore_and_exec),
         cmocka_unit_test(test_warm_pool),
         cmocka_unit_test(test_damaged_golden),
+        cmocka_unit_test(test_too_little_memory),
     };
     struct image_info info;
     if (geteuid() != 0 || image_find(&(struct image_config){0}, &info, NULL) < 0)
