@@ -132,16 +132,67 @@ static void make_uuid(const char *digest, char to[40])
                    digest + 20);
 }
 
-/* Sparse ext4 with room in its group descriptors to grow while it is mounted. Unused inode tables are holes
- * and known to be zero, so the guest has nothing to initialise. */
+static bool is_zero(const unsigned char *p, size_t n)
+{
+    return n > 0 && p[0] == 0 && memcmp(p, p + 1, n - 1) == 0;
+}
+
+static int punch(int fd, off_t at, off_t n, struct error *err)
+{
+    if (n <= 0 || fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, at, n) == 0 ||
+        errno == EOPNOTSUPP)
+        return 0;
+    return error_errno(err, ERROR_INTERNAL, errno, "punch a hole");
+}
+
+/* Blocks of zeros in [at, at + n) become holes. */
+static int dig_block(int fd, const unsigned char *block, off_t at, ssize_t n, struct error *err)
+{
+    for (ssize_t i = 0; i < n; i += FS_BLOCK) {
+        ssize_t run = i;
+        while (run < n && is_zero(block + run, n - run < FS_BLOCK ? (size_t)(n - run) : FS_BLOCK))
+            run += FS_BLOCK;
+        if (run > i && punch(fd, at + i, run - i, err) < 0)
+            return ERROR_INTERNAL;
+        i = run;
+    }
+    return 0;
+}
+
+/* What was written as zeros, or set aside without being written (journal, inode tables), becomes holes. */
+static int dig_holes(int fd, struct error *err)
+{
+    static unsigned char block[1 << 20];
+    struct stat st;
+    if (fstat(fd, &st) < 0)
+        return error_errno(err, ERROR_INTERNAL, errno, "size of the image");
+    off_t at = 0;
+    while (at < st.st_size) {
+        off_t data = lseek(fd, at, SEEK_DATA);
+        if (punch(fd, at, (data < 0 ? st.st_size : data) - at, err) < 0)
+            return ERROR_INTERNAL;
+        if (data < 0)
+            break;
+        ssize_t n = pread(fd, block, sizeof(block), data);
+        if (n <= 0)
+            return error_errno(err, ERROR_INTERNAL, errno, "read the image");
+        if (dig_block(fd, block, data, n, err) < 0)
+            return ERROR_INTERNAL;
+        at = data + n;
+    }
+    return 0;
+}
+
+/* Sparse ext4 with room in its group descriptors to grow while it is mounted. Inode tables are known to be
+ * zero, so that no guest writes them once more in the background. */
 static int make_image(const struct builder *b, const char *digest, struct error *err)
 {
     char uuid[40];
     char options[160];
     char blocks[24];
     make_uuid(digest, uuid);
-    (void)snprintf(options, sizeof(options), "root_owner=0:0,hash_seed=%s,resize=%llu", uuid,
-                   (unsigned long long)GROW_MAX_GIB * (1ULL << 30) / FS_BLOCK);
+    (void)snprintf(options, sizeof(options), "root_owner=0:0,lazy_itable_init=0,hash_seed=%s,resize=%llu",
+                   uuid, (unsigned long long)GROW_MAX_GIB * (1ULL << 30) / FS_BLOCK);
     (void)snprintf(blocks, sizeof(blocks), "%llu", (unsigned long long)b->disk_mib * ((1 << 20) / FS_BLOCK));
     char *const argv[] = {"mke2fs", "-q", "-F",    "-t", "ext4",       "-b",
                           "4096",   "-m", "0",     "-L", "space",      "-U",
@@ -153,10 +204,11 @@ static int make_image(const struct builder *b, const char *digest, struct error 
             return error_set(err, ERROR_NO_SPACE, "the pool is full");
         return err->code;
     }
-    AUTO_CLOSE int fd = open("/work/out/rootfs.raw", O_RDONLY | O_CLOEXEC);
-    if (fd < 0 || fsync(fd) < 0)
-        return error_errno(err, ERROR_INTERNAL, errno, "write the image");
-    return 0;
+    AUTO_CLOSE int fd = open("/work/out/rootfs.raw", O_RDWR | O_CLOEXEC);
+    int rc = fd < 0 ? error_errno(err, ERROR_INTERNAL, errno, "open the image") : dig_holes(fd, err);
+    if (rc == 0 && fsync(fd) < 0)
+        rc = error_errno(err, ERROR_INTERNAL, errno, "write the image");
+    return rc;
 }
 
 static int run_image(const struct step *s, struct step_result *r, struct error *err)
