@@ -123,7 +123,7 @@ static void test_range(void **state)
         assert_int_equal(f->offset, cases[i].offset);
         assert_int_equal(f->length, cases[i].length);
         f->read.opened(f->arg, &regular);
-        f->read.data(f->arg, &"0123456789"[f->offset], f->length == UINT64_MAX ? 10 : f->length);
+        f->read.data(f->arg, &"0123456789"[f->offset], f -> length == UINT64_MAX ? 10 : f -> length);
         f->read.done(f->arg, NULL);
         struct answer a = answer_of(g, c);
         assert_int_equal(a.status, cases[i].status);
