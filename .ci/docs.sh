@@ -27,5 +27,6 @@ page() {
 
 page docs/reference/configuration.md "$build/src/spaced/spaced" --print-config-reference
 page docs/reference/cli.md "$build/src/cli/space" help --markdown
+page docs/man/space.1 "$build/src/cli/space" help --mdoc
 page docs/design/states.md "$build/src/sandbox/space-states"
 exit "$stale"

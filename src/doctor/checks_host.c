@@ -55,6 +55,12 @@ void doctor_check_kvm(struct doctor *d)
     static const char lost[] = "sandboxes are emulated in software (TCG): a full VM boundary, slower compute";
     char path[256];
     char why[200] = "";
+    if (d->config->kvm_why) {
+        d->kvm_works = d->config->kvm_works;
+        (void)doctor_add(d, "kvm", d->kvm_works ? DOCTOR_OK : DOCTOR_DEGRADED, d->kvm_works ? "" : lost, "%s",
+                         d->config->kvm_why);
+        return;
+    }
     AUTO_CLOSE int fd = doctor_path(d, "/dev/kvm", path, sizeof(path)) ? open(path, O_RDWR | O_CLOEXEC) : -1;
     if (fd < 0 && errno == EACCES && !d->config->is_root) {
         (void)doctor_add(d, "kvm", DOCTOR_DEGRADED, "not checked without root: sudo space doctor",

@@ -43,8 +43,11 @@ struct doctor_config {
     const char *kernel;    /* as in image_config; NULL: the distribution's */
     const char *modules;
     bool is_root; /* effective uid 0 */
-    /* kvm_probe of vm/kvm_probe.h, or a remembered result; NULL: not checked. */
+    /* kvm_probe of vm/kvm_probe.h; NULL: not checked. */
     bool (*kvm_probe)(unsigned timeout_ms, char *why, size_t why_size);
+    /* What an earlier probe found, for a caller that may not open /dev/kvm any more; NULL: probe now. */
+    const char *kvm_why;
+    bool kvm_works; /* with kvm_why */
     /* Whether there is a usable kernel: fills detail, or the error. NULL: not checked. */
     int (*find_kernel)(const struct doctor_config *config, char *detail, size_t size, struct error *err);
 };

@@ -17,6 +17,7 @@
 #include "data/data.h"
 #include "golden/golden.h"
 #include "http/idempotency.h"
+#include "spaced/host_report.h"
 
 struct daemon {
     struct handoff *h;
@@ -34,6 +35,7 @@ struct daemon {
     struct http_server *http;
     struct api *api;
     struct data *data;
+    struct host_report *host_report;
     char url[CONFIG_TEXT_MAX + 16];
     int64_t started_ns;
     int rc;
@@ -212,6 +214,9 @@ static int open_http(struct daemon *d, struct error *err)
 
 static int open_api(struct daemon *d, struct error *err)
 {
+    int rc = host_report_create(d->loop, d->h, &d->host_report, err);
+    if (rc < 0)
+        return rc;
     struct api_config config = {
         .loop = d->loop,
         .http = d->http,
@@ -223,6 +228,8 @@ static int open_api(struct daemon *d, struct error *err)
         .golden = d->golden,
         .engine = d->engine,
         .keys = d->keys,
+        .doctor = host_report_json,
+        .doctor_arg = d->host_report,
         .kernel_release = d->h->image.kernel_release,
     };
     return api_create(&config, &d->api, err);
@@ -308,6 +315,7 @@ static void close_all(struct daemon *d)
 {
     data_destroy(d->data);
     api_destroy(d->api);
+    host_report_destroy(d->host_report);
     http_destroy(d->http);
     idempotency_destroy(d->idempotency);
     keys_destroy(d->keys);
