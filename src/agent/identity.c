@@ -19,13 +19,16 @@
 
 static int reseed(const unsigned char *seed, size_t n)
 {
-    struct {
-        struct rand_pool_info info;
-        unsigned char bytes[64];
-    } pool = {.info = {.entropy_count = (int)n * 8, .buf_size = (int)n}};
+    int pool[2 + 64 / sizeof(int)]; /* struct rand_pool_info: bits of entropy, bytes, the bytes */
     AUTO_CLOSE int fd = open("/dev/urandom", O_WRONLY | O_NONBLOCK | O_CLOEXEC);
-    memcpy(pool.info.buf, seed, n);
-    if (fd < 0 || ioctl(fd, RNDADDENTROPY, &pool) < 0)
+    if (n > 64) {
+        errno = EINVAL;
+        return -1;
+    }
+    pool[0] = (int)n * 8;
+    pool[1] = (int)n;
+    memcpy(pool + 2, seed, n);
+    if (fd < 0 || ioctl(fd, RNDADDENTROPY, pool) < 0)
         return -1;
     return ioctl(fd, RNDRESEEDCRNG);
 }

@@ -161,11 +161,12 @@ bool proto_send(struct buf *out, uint32_t tag, uint8_t type, uint32_t channel, c
         uint32_t part = n < PROTO_PAYLOAD_MAX ? (uint32_t)n : PROTO_PAYLOAD_MAX;
         n -= part;
         proto_header_put(p, type, n ? PROTO_MORE : 0, part, channel, tag);
-        if (part)
+        if (part) {
             memcpy(p + PROTO_HEADER, from, part);
+            from += part;
+        }
         bytes_put_u32(p + PROTO_HEADER + part, tag);
         p += part + PROTO_OVERHEAD;
-        from += part;
     } while (n);
     return true;
 }

@@ -1,0 +1,88 @@
+/* Fuzz target: the agent's end of the link, with everything behind it, but for starting processes: those are
+ * refused as the limit has been reached. What the host sends is wrapped into frames of the right epoch, as
+ * nearly all random bytes would die at the header otherwise. Each piece of input: type, flags, channel,
+ * length (2 bytes), payload. */
+#include <fcntl.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "agent/agent.h"
+#include "base/bytes.h"
+#include "proto/proto.h"
+
+#define EPOCH 0x1111111122222222ull
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+static void put_sync(struct buf *to)
+{
+    unsigned char record[PROTO_SYNC_SIZE];
+    struct proto_sync s = {
+        .epoch = EPOCH, .version_low = 1, .version_high = 1, .payload_max = PROTO_PAYLOAD_MAX};
+    proto_sync_put(record, &s);
+    (void)buf_append(to, record, sizeof(record));
+}
+
+/* One piece of the input as a frame; how much of it was used. */
+static size_t put_piece(struct buf *to, const uint8_t *p, size_t n)
+{
+    unsigned char header[PROTO_HEADER], end[PROTO_TRAILER];
+    uint32_t tag = proto_epoch_tag(EPOCH);
+    if (n < 5)
+        return n;
+    size_t length = bytes_get_u16(p + 3);
+    if (p[0] == 0xFF) {
+        put_sync(to);
+        return 1;
+    }
+    length = length < n - 5 ? length : n - 5;
+    /* No processes, files or shutdown for real: their messages are covered by proto_codec and the unit tests.
+     */
+    uint8_t type =
+        p[0] == PROTO_FILE || p[0] == PROTO_SYNCFS || p[0] == PROTO_IDENTIFY || p[0] == PROTO_SHUTDOWN
+            ? PROTO_ATTACH
+            : p[0];
+    proto_header_put(header, type, p[1], (uint32_t)length, p[2], tag);
+    bytes_put_u32(end, tag);
+    (void)buf_append(to, header, sizeof(header));
+    (void)buf_append(to, p + 5, length);
+    (void)buf_append(to, end, sizeof(end));
+    return 5 + length;
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    static struct agent agent;
+    static int ends[2];
+    static bool begun;
+    struct buf in;
+    if (!begun) {
+        begun = true;
+        (void)signal(SIGPIPE, SIG_IGN);
+        if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends) < 0)
+            abort();
+    }
+    struct agent_config config = {.port_fd = ends[1], .cgroup_fd = -1};
+    if (agent_init(&agent, &config) < 0)
+        abort();
+    agent.process_count = PROTO_PROCESSES_MAX;
+    buf_init(&in, 4 << 20);
+    put_sync(&in);
+    for (size_t at = 0; at < size;)
+        at += put_piece(&in, data + at, size - at);
+    for (size_t at = 0; at < buf_len(&in);) {
+        static char rest[65536];
+        size_t used = link_input(&agent.link, buf_head(&in) + at, buf_len(&in) - at);
+        at += used ? used : 1;
+        agent_turn(&agent, 0);
+        while (read(ends[0], rest, sizeof(rest)) > 0)
+            ;
+    }
+    buf_finish(&in);
+    agent_finish(&agent);
+    return 0;
+}

@@ -1,0 +1,135 @@
+/* Fuzz target: the host's end against a hostile guest. The input is what the guest sends, wrapped into frames
+ * of the current epoch; the host has a process and a file under way. */
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/bytes.h"
+#include "guest/internal.h"
+
+#define EPOCH 0x1111111122222222ull
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+struct world {
+    struct guest *g;
+    struct guest_process *p;
+    struct guest_file *read, *write;
+    uint64_t at[2];
+    unsigned exited, answered;
+};
+
+static void on_ready(struct guest *g, void *arg)
+{
+    (void)g;
+    (void)arg;
+}
+
+static void on_lost(struct guest *g, const struct error *why, bool final, void *arg)
+{
+    (void)g;
+    (void)why;
+    (void) final;
+    (void)arg;
+}
+
+static void on_output(void *arg, enum guest_stream stream, uint64_t offset, const void *data, size_t n)
+{
+    struct world *w = arg;
+    int i = stream == GUEST_STDERR;
+    if (offset != w->at[i] || n == 0 || w->exited)
+        abort();
+    if (memchr(data, 0x5A, n) == data && n > PROTO_PAYLOAD_MAX) /* reads all of it */
+        abort();
+    w->at[i] += n;
+    guest_process_taken(w->p, stream, w->at[i], 1000);
+}
+
+static void on_exited(void *arg, const struct guest_result *r)
+{
+    struct world *w = arg;
+    if (w->exited++ || strlen(r->message) >= sizeof(r->message))
+        abort();
+}
+
+static void on_done(void *arg, const struct error *err)
+{
+    (void)err;
+    ((struct world *)arg)->answered++;
+}
+
+static void on_data(void *arg, const void *data, size_t n)
+{
+    struct world *w = arg;
+    (void)data;
+    guest_file_taken(w->read, n);
+}
+
+static void on_written(void *arg, const struct error *err, const struct guest_stat *st)
+{
+    (void)err;
+    (void)st;
+    ((struct world *)arg)->answered++;
+}
+
+static void begin(struct world *w, struct loop *l)
+{
+    static const struct guest_events events = {on_ready, on_lost};
+    static const struct guest_process_events process = {NULL, on_output, on_exited, NULL};
+    static const struct guest_read_events reads = {NULL, on_data, on_done};
+    static const struct guest_write_events writes = {NULL, on_written};
+    struct guest_config config = {.socket_path = "/nonexistent/port", .sandbox_id = "sb_fuzz"};
+    struct guest_exec x = {.process_id = "pr_fuzz", .argv = (const char *const[]){"x", NULL}};
+    struct guest_write f = {.path = "/x"};
+    struct error e = ERROR_INIT;
+    memset(w, 0, sizeof(*w));
+    if (guest_create(l, &config, &events, w, &w->g, &e) < 0)
+        abort();
+    w->g->link = LINK_READY; /* as after HELLO */
+    w->g->was_ready = true;
+    w->g->epoch = EPOCH;
+    w->g->tag = proto_epoch_tag(EPOCH);
+    if (guest_process_start(w->g, &x, &process, w, &w->p, &e) < 0 ||
+        guest_file_read(w->g, NULL, "/r", 0, 100, &reads, w, &w->read, &e) < 0 ||
+        guest_file_write(w->g, &f, &writes, w, &w->write, &e) < 0)
+        abort();
+    guest_sync(w->g, on_done, w);
+    (void)guest_process_stdin(w->p, "some input", 10);
+    (void)guest_file_push(w->write, "some data", 9);
+    guest_file_commit(w->write);
+    guest_process_pump(w->p);
+    guest_file_pump(w->write);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    static struct loop *loop;
+    static unsigned char frame[PROTO_FRAME_MAX];
+    struct world w;
+    struct error e = ERROR_INIT;
+    if (!loop && loop_create(&loop, &e) < 0)
+        abort();
+    begin(&w, loop);
+    guest_enter(w.g);
+    while (size >= 5 && w.g->link == LINK_READY) {
+        size_t length = bytes_get_u16(data + 3);
+        length = length < size - 5 ? length : size - 5;
+        proto_header_put(frame, data[0], data[1], (uint32_t)length, data[2], w.g->tag);
+        memcpy(frame + PROTO_HEADER, data + 5, length);
+        bytes_put_u32(frame + PROTO_HEADER + length, w.g->tag);
+        (void)guest_link_input(w.g, frame, length + PROTO_OVERHEAD);
+        data += 5 + length;
+        size -= 5 + length;
+        guest_process_pump(w.p);
+        guest_file_pump(w.write);
+        guest_file_pump(w.read);
+    }
+    guest_leave(w.g);
+    guest_process_release(w.p);
+    guest_file_close(w.read);
+    guest_file_close(w.write);
+    guest_destroy(w.g);
+    return 0;
+}
