@@ -97,8 +97,8 @@ struct guest {
     bool wants_write;
     unsigned depth;
     int64_t last_heard;
-    int64_t breaks[GUEST_BREAKS_MAX];
-    uint64_t ping; /* token awaited; 0: none */
+    int64_t breaks[GUEST_BREAKS_MAX - 1]; /* times of the last ones; 0: none */
+    uint64_t ping;                        /* token awaited; 0: none */
     uint32_t next_channel, next_request;
     int64_t late; /* bytes that may still come on channels given up */
     struct call *calls;

@@ -70,7 +70,7 @@ static bool too_many_breaks(struct guest *g)
     int64_t now = clock_mono_ns();
     int64_t oldest = g->breaks[0];
     memmove(g->breaks, g->breaks + 1, sizeof(g->breaks) - sizeof(g->breaks[0]));
-    g->breaks[GUEST_BREAKS_MAX - 1] = now;
+    g->breaks[GUEST_BREAKS_MAX - 2] = now;
     return oldest && now - oldest < GUEST_BREAKS_MS * CLOCK_NS_PER_MS;
 }
 
