@@ -107,6 +107,32 @@ static uid_t disk_owner(const struct privd *p, const char *id)
     return p->pool_fd >= 0 && fstatat(p->pool_fd, path, &st, AT_SYMLINK_NOFOLLOW) == 0 ? st.st_uid : 0;
 }
 
+/* Lets this lease's spaced look into a directory of the pool that an earlier lease's could. */
+static int own_dir(struct privd *p, const char *path, struct error *err)
+{
+    struct stat st;
+    gid_t gid = (gid_t)p->lease.uid_first;
+    if (p->pool_fd < 0 || fstatat(p->pool_fd, path, &st, AT_SYMLINK_NOFOLLOW) < 0 || st.st_gid == gid)
+        return 0;
+    if (fchownat(p->pool_fd, path, 0, gid, AT_SYMLINK_NOFOLLOW) < 0)
+        return error_errno(err, ERROR_INTERNAL, errno, "own %s", path);
+    return 0;
+}
+
+static int own_template(struct privd *p, const char *name, struct error *err)
+{
+    char path[NAME_MAX + 16];
+    (void)snprintf(path, sizeof(path), "templates/%s", name);
+    return own_dir(p, path, err);
+}
+
+static int own_golden(struct privd *p, const char *name, struct error *err)
+{
+    char path[NAME_MAX + 16];
+    (void)snprintf(path, sizeof(path), "golden/%s", name);
+    return own_dir(p, path, err);
+}
+
 /* A sandbox of an earlier lease: its VMM is gone (the block changes only when none lives), its disk gets
  * a uid of this one. */
 static int rehome(struct privd *p, struct sandbox *s, const struct record *old, struct error *err)
@@ -120,6 +146,12 @@ static int rehome(struct privd *p, struct sandbox *s, const struct record *old, 
     if (rc == 0 && p->pool_fd >= 0 && fchownat(p->pool_fd, path, uid, uid, AT_SYMLINK_NOFOLLOW) < 0 &&
         errno != ENOENT)
         rc = error_errno(err, ERROR_INTERNAL, errno, "own the disk of %s", s->rec.id);
+    (void)snprintf(path, sizeof(path), "sandboxes/%s", s->rec.id);
+    if (rc == 0)
+        rc = own_dir(p, path, err);
+    (void)snprintf(path, sizeof(path), "sandboxes/%s/run", s->rec.id);
+    if (rc == 0)
+        rc = own_dir(p, path, err);
     if (rc == 0)
         LOG(LOG_INFO, "sandbox has a new uid", "sandbox=%s old=%u new=%u", s->rec.id, old->uid, uid);
     return rc;
@@ -254,6 +286,10 @@ int privd_set_up(struct privd *p, const struct privd_options *o, struct error *e
         rc = each_entry(p->pool_fd, "building", remove_half_built, p, err);
     if (rc == 0)
         rc = each_entry(p->pool_fd, "trash", remove_trash, p, err);
+    if (rc == 0)
+        rc = each_entry(p->pool_fd, "templates", own_template, p, err);
+    if (rc == 0)
+        rc = each_entry(p->pool_fd, "golden", own_golden, p, err);
     if (rc == 0)
         rc = read_records(p, err);
     if (rc < 0)

@@ -3,6 +3,8 @@
  * at once, and what they cost. Needs root, QEMU and a kernel in /boot. */
 #include "real.h"
 
+#include <sys/mount.h>
+
 enum { ROUNDS = 12, SANDBOXES = 4 };
 
 static struct real real;
@@ -205,6 +207,91 @@ static void test_many_at_once(void **state)
     assert_clean();
 }
 
+/* After a reboot the pool is not mounted and /run is empty: disks are there, under the same uids. */
+static void test_after_a_reboot(void **state)
+{
+    (void)state;
+    struct answer a;
+    char id[ID_SIZE];
+    id_new("sb", id);
+    CALL(&real, &a, 10, broker_sandbox_prepare, id, BROKER_FROM_TEMPLATE, REAL_DIGEST, 64, on_done, &a);
+    assert_answer(&a);
+    AUTO_FREE char *pool = str_printf("%s/pool", real.dir);
+    AUTO_FREE char *disk = str_printf("%s/sandboxes/%s/disk.raw", pool, id);
+    AUTO_FREE char *claim = str_printf("/run/space/leases/%u.json", real.lease.block);
+    struct stat before;
+    struct stat after;
+    assert_int_equal(stat(disk, &before), 0);
+    pid_t broker = real_broker_pid(&real);
+    real_close(&real);
+    (void)proc_wait(broker);
+    bool mounted = umount2(pool, 0) == 0; /* a plain directory on hosts with reflinks */
+    assert_int_equal(access(disk, F_OK), mounted ? -1 : 0);
+    assert_int_equal(unlink(claim), 0);
+    unsigned block = real.lease.block;
+    real_open(&real);
+    assert_int_equal(real.lease.block, block);
+    CALL(&real, &a, 30, broker_sandbox_list, on_list, &a);
+    assert_int_equal(a.count, 1);
+    assert_int_equal(stat(disk, &after), 0);
+    assert_int_equal(before.st_uid, after.st_uid);
+    CALL(&real, &a, 10, broker_sandbox_remove, id, on_done, &a);
+    assert_answer(&a);
+    assert_clean();
+}
+
+/* The block went to another server meanwhile: the disk follows to a uid of the new one. */
+static void test_another_block(void **state)
+{
+    (void)state;
+    struct answer a;
+    char id[ID_SIZE];
+    id_new("sb", id);
+    CALL(&real, &a, 10, broker_sandbox_prepare, id, BROKER_FROM_TEMPLATE, REAL_DIGEST, 64, on_done, &a);
+    assert_answer(&a);
+    pid_t broker = real_broker_pid(&real);
+    real_close(&real);
+    (void)proc_wait(broker);
+    AUTO_FREE char *lease = str_printf("%s/privd/lease.json", real.dir);
+    AUTO_FREE char *claim = str_printf("/run/space/leases/%u.json", real.lease.block);
+    AUTO_FREE char *text = NULL;
+    size_t n;
+    struct error err = ERROR_INIT;
+    char *other = unit_mkdir();
+    AUTO_FREE char *other_lease = str_printf("%s/privd", other);
+    struct privd_lease taken;
+    assert_int_equal(unlink(claim), 0);
+    /* The other one remembers the same block, as after a reboot in which it came first. */
+    assert_ok(fs_read_file(AT_FDCWD, lease, 4096, &text, &n, &err), &err);
+    assert_int_equal(mkdir(other_lease, 0700), 0);
+    AUTO_FREE char *path = str_printf("%s/lease.json", other_lease);
+    memcpy(strstr(text, real.lease.server_id), "0123456789abcdef", 16);
+    assert_ok(fs_write_atomic(AT_FDCWD, path, text, n, 0600, &err), &err);
+    assert_ok(privd_lease_acquire(other, &taken, &err), &err);
+    assert_int_equal(taken.block, real.lease.block);
+    real_open(&real);
+    assert_int_not_equal(real.lease.block, taken.block);
+    CALL(&real, &a, 30, broker_sandbox_list, on_list, &a);
+    assert_answer(&a);
+    assert_int_equal(a.count, 1);
+    AUTO_FREE char *disk = str_printf("%s/pool/sandboxes/%s/disk.raw", real.dir, id);
+    struct stat st;
+    assert_int_equal(stat(disk, &st), 0);
+    assert_true(st.st_uid > real.lease.uid_first && st.st_uid - real.lease.uid_first < LEASE_BLOCK);
+    AUTO_FREE char *run = str_printf("%s/pool/sandboxes/%s/run", real.dir, id);
+    assert_int_equal(stat(run, &st), 0);
+    assert_int_equal(st.st_gid, real.lease.uid_first);
+    AUTO_FREE char *template = str_printf("%s/pool/templates/" REAL_DIGEST, real.dir);
+    assert_int_equal(stat(template, &st), 0);
+    assert_int_equal(st.st_gid, real.lease.uid_first);
+    CALL(&real, &a, 10, broker_sandbox_remove, id, on_done, &a);
+    assert_answer(&a);
+    assert_clean();
+    assert_ok(privd_lease_release(other, &err), &err);
+    assert_ok(fs_remove_tree(AT_FDCWD, other, &err), &err);
+    free(other);
+}
+
 int main(void)
 {
     if (geteuid() != 0) {
@@ -212,9 +299,9 @@ int main(void)
         return REAL_SKIP;
     }
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_kill_at_any_moment),
-        cmocka_unit_test(test_spaced_dies),
-        cmocka_unit_test(test_many_at_once),
+        cmocka_unit_test(test_kill_at_any_moment), cmocka_unit_test(test_spaced_dies),
+        cmocka_unit_test(test_many_at_once),       cmocka_unit_test(test_after_a_reboot),
+        cmocka_unit_test(test_another_block),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
