@@ -142,8 +142,8 @@ static const struct {
     {"FileStat", "{'type':'object','required':['path','type','size'],'properties':{'path':" STRING
                  ",'type':" STRING ",'size':" INTEGER ",'mode':" STRING ",'uid':" INTEGER ",'gid':" INTEGER
                  ",'modified_at':" TIME_OR_NULL "}}"},
-    {"MkdirRequest", "{'type':'object','required':['path'],'properties':{'path':" STRING ",'mode':" STRING
-                     ",'parents':" BOOLEAN ",'user':" STRING "}}"},
+    {"MkdirRequest", "{'type':'object','required':['path'],'properties':{'path':" STRING ",'parents':" BOOLEAN
+                     ",'user':" STRING "}}"},
     {"Mkdir", "{'type':'object','required':['path'],'properties':{'path':" STRING "}}"},
 };
 

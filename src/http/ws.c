@@ -351,6 +351,10 @@ static void on_input(void *arg)
 
 static void read_input(struct http_ws *ws)
 {
+    if (ws->in_len > 0) { /* kept while paused, and older than what the socket has */
+        use_input(ws);
+        return;
+    }
     ssize_t n = recv(ws->fd, ws->server->ws_input, INPUT_BYTES, MSG_DONTWAIT);
     if (n < 0 && (errno == EAGAIN || errno == EINTR))
         return;
