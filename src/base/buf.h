@@ -50,7 +50,7 @@ static inline size_t buf_len(const struct buf *b)
 
 static inline unsigned char *buf_head(const struct buf *b)
 {
-    return b->data + b->start;
+    return b->data ? b->data + b->start : NULL; /* an offset, even of 0, needs an object */
 }
 
 static inline size_t buf_room(const struct buf *b)
