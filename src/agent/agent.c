@@ -343,6 +343,7 @@ int agent_init(struct agent *a, const struct agent_config *config)
     a->epoll = epoll_create1(EPOLL_CLOEXEC);
     a->signals = open_signals();
     a->null = open("/dev/null", O_RDWR | O_CLOEXEC);
+    a->random = open("/dev/urandom", O_WRONLY | O_CLOEXEC);
     a->ptmx_dir = open("/dev/pts", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     cgroups_init(&a->cgroups, config->cgroup_fd);
     (void)!getrandom(a->boot_id, sizeof(a->boot_id), GRND_INSECURE);
@@ -363,7 +364,7 @@ void agent_finish(struct agent *a)
     process_free_all(a);
     link_finish(&a->link);
     cgroups_finish(&a->cgroups);
-    const int fds[] = {a->epoll, a->signals, a->null, a->ptmx_dir};
+    const int fds[] = {a->epoll, a->signals, a->null, a->random, a->ptmx_dir};
     for (size_t i = 0; i < ARRAY_LEN(fds); i++)
         cleanup_close(&fds[i]);
 }

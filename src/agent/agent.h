@@ -32,6 +32,7 @@ struct agent {
     int epoll;    /* owned */
     int signals;  /* owned: signalfd of SIGCHLD */
     int null;     /* owned: /dev/null, kept from before the guest could touch /dev */
+    int random;   /* owned: /dev/urandom, likewise */
     int ptmx_dir; /* owned: the devpts mount */
     bool init;    /* this is PID 1 of a VM */
     bool tell;    /* some process or file has something to tell: look through them */

@@ -102,7 +102,8 @@ static void on_report(struct watch *w, uint32_t events)
     struct file_report r;
     ssize_t n = recv(f->control, &r, sizeof(r), MSG_DONTWAIT);
     (void)events;
-    /* A child that ended without reading the commit resets the socket; its report stands behind that error. */
+    /* A child that ended without reading the commit resets the socket; its report stands behind that error.
+     */
     if (n < 0 && errno == ECONNRESET)
         n = recv(f->control, &r, sizeof(r), MSG_DONTWAIT);
     /* A child that failed before it read the commit leaves a reset behind, and its report after that. */

@@ -17,10 +17,9 @@
 
 #define RUN_DIR "/run/space"
 
-static int reseed(const unsigned char *seed, size_t n)
+static int reseed(int fd, const unsigned char *seed, size_t n)
 {
     int pool[2 + 64 / sizeof(int)]; /* struct rand_pool_info: bits of entropy, bytes, the bytes */
-    AUTO_CLOSE int fd = open("/dev/urandom", O_WRONLY | O_NONBLOCK | O_CLOEXEC);
     if (n > 64) {
         errno = EINVAL;
         return -1;
@@ -28,7 +27,7 @@ static int reseed(const unsigned char *seed, size_t n)
     pool[0] = (int)n * 8;
     pool[1] = (int)n;
     memcpy(pool + 2, seed, n);
-    if (fd < 0 || ioctl(fd, RNDADDENTROPY, pool) < 0)
+    if (ioctl(fd, RNDADDENTROPY, pool) < 0)
         return -1;
     return ioctl(fd, RNDRESEEDCRNG);
 }
@@ -84,7 +83,7 @@ int agent_identify(struct agent *a, const struct proto_fields *f, char *ret_why,
     const char *sandbox = proto_get_string(f, PROTO_F_SANDBOX, "");
     uint64_t generation = proto_get_u64(f, PROTO_F_GENERATION, 0);
     char machine[33], text[32];
-    if (reseed(seed, n) < 0)
+    if (reseed(a->random, seed, n) < 0)
         return failed(ret_why, why_size, "cannot reseed the kernel's random numbers");
     if (set_clock(proto_get_u64(f, PROTO_F_WALL, 0)) < 0)
         return failed(ret_why, why_size, "cannot set the clock");
