@@ -32,7 +32,7 @@ static const struct {
      "'restoring','stopping','stopped','starting','deleting','deleted','failed']}"},
     {"Resources",
      "{'type':'object','additionalProperties':false,'properties':{'vcpus':{'type':'integer','minimum':1},"
-     "'memory_mib':{'type':'integer','minimum':64},'disk_mib':{'type':'integer','minimum':1}}}"},
+     "'memory_mib':{'type':'integer','minimum':128},'disk_mib':{'type':'integer','minimum':1}}}"},
     {"Network", "{'type':'object','properties':{'mode':{'type':'string','enum':['none','egress','open']},'"
                 "allow':" STRING_LIST ",'deny':" STRING_LIST "}}"},
     {"Lifecycle",

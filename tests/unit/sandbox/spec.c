@@ -137,7 +137,7 @@ static void test_everything_given(void **state)
     char id[ID_SIZE];
     struct sandbox *sb =
         world_new(w, "{'template':'seed@sha256:x','name':'My-Box_1.0','metadata':{},'env':{'_A1':''},"
-                     "'resources':{'vcpus':4,'memory_mib':64,'disk_mib':8192},'network':{'mode':'none'},"
+                     "'resources':{'vcpus':4,'memory_mib':128,'disk_mib':8192},'network':{'mode':'none'},"
                      "'lifecycle':{'idle_timeout_s':60,'on_idle':'delete','max_lifetime_s':3600,"
                      "'on_expiry':'delete','auto_wake':true}}");
     (void)str_copy(id, sizeof(id), sandbox_id(sb));
@@ -146,7 +146,7 @@ static void test_everything_given(void **state)
     assert_string_equal(sandbox_template_ref(sb), "seed@sha256:x");
     assert_string_equal(sandbox_digest(sb), DIGEST);
     assert_string_equal(sandbox_project(sb), "default");
-    assert_string_equal(world_field(w, id, "resources"), "{\"vcpus\":4,\"memory_mib\":64,\"disk_mib\":8192}");
+    assert_string_equal(world_field(w, id, "resources"), "{\"vcpus\":4,\"memory_mib\":128,\"disk_mib\":8192}");
     assert_string_equal(world_field(w, id, "lifecycle"),
                         "{\"idle_timeout_s\":60,\"on_idle\":\"delete\",\"max_lifetime_s\":3600,"
                         "\"on_expiry\":\"delete\",\"auto_wake\":true}");
