@@ -81,6 +81,7 @@ static void start_sync(struct agent *a, uint32_t request)
         return;
     }
     if (pid == 0) {
+        (void)close_range(3, ~0U, 0); /* it may take long: no pipe of a process may stay open because of it */
         sync();
         _exit(0);
     }

@@ -27,6 +27,7 @@
 #define NEW_ROOT "/newroot"
 #define WAIT_STEP_MS 10
 #define WAIT_STEPS 1000 /* devices appear while the kernel still looks for them */
+#define KILL_STEPS 300
 #define TEXT_MAX 4096
 
 struct settings {
@@ -240,8 +241,8 @@ int boot_guest(int *ret_cgroup)
 void boot_power_off(void)
 {
     (void)kill(-1, SIGKILL);
-    while (waitpid(-1, NULL, 0) > 0)
-        ;
+    for (int i = 0; i < KILL_STEPS && waitpid(-1, NULL, WNOHANG) >= 0; i++)
+        wait_step(); /* until there are no children; one that cannot die must not keep the VM alive */
     sync();
     (void)mount(NULL, "/", NULL, MS_REMOUNT | MS_RDONLY, NULL);
     (void)reboot(RB_POWER_OFF);

@@ -27,6 +27,14 @@ struct process *process_find(struct agent *a, uint32_t channel)
     return NULL;
 }
 
+bool process_running(const struct agent *a)
+{
+    const struct process *p = a->processes;
+    while (p && p->ended)
+        p = p->next;
+    return p != NULL;
+}
+
 static struct process *find_id(struct agent *a, const char *id)
 {
     for (struct process *p = a->processes; p; p = p->next)

@@ -46,6 +46,9 @@ const char *process_window(struct process *p, const struct proto_window *w);
 
 struct process *process_find(struct agent *a, uint32_t channel);
 
+/* Whether any process has not ended yet. */
+bool process_running(const struct agent *a);
+
 /* A child has been reaped. False: it is not one of ours. */
 bool process_reaped(struct agent *a, pid_t pid, int status, const struct rusage *usage);
 

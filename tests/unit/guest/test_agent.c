@@ -426,6 +426,55 @@ static void back_pressure(void **state)
     stop_run(&r);
 }
 
+/* Sixty at once over a link that breaks: nobody gets another's bytes, each ends once. */
+static void many_at_once(void **state)
+{
+    (void)state;
+    enum { COUNT = 60 };
+    static struct proc p[COUNT];
+    char text[COUNT][64];
+    struct run r;
+    start_run(&r, 200000);
+    for (int i = 0; i < COUNT; i++) {
+        (void)snprintf(text[i], sizeof(text[i]), "seq 1 2000; echo %d >&2; exit %d", i, i);
+        struct guest_exec e = {.argv = (const char *const[]){"/bin/sh", "-c", text[i], NULL}};
+        start(&r, &p[i], &e);
+    }
+    for (int i = 0; i < COUNT; i++) {
+        finish(&r, &p[i]);
+        assert_int_equal(p[i].result.exit_code, i);
+        assert_int_equal(p[i].at[0], 8893);
+        assert_true(strtoull(p[i].text[1], NULL, 10) == (unsigned long long)i);
+    }
+    stop_run(&r);
+}
+
+/* The limit names itself, and a result that nobody waits for gives way. */
+static void the_limit_of_processes(void **state)
+{
+    (void)state;
+    enum { LIMIT = 512 };
+    static struct proc p[LIMIT + 1];
+    struct run r;
+    struct guest_exec e = {.argv = (const char *const[]){"/no/such/program", NULL}};
+    start_run(&r, 0);
+    for (int i = 0; i <= LIMIT; i++)
+        start(&r, &p[i], &e);
+    int64_t end = clock_mono_ns() + LIMIT_MS * CLOCK_NS_PER_MS;
+    for (int i = 0; i <= LIMIT; i++) {
+        while (!p[i].exited && clock_mono_ns() < end)
+            loop_turn(r.loop, 50);
+        assert_int_equal(p[i].exited, 1);
+    }
+    assert_non_null(strstr(p[LIMIT - 1].result.message, "/no/such/program"));
+    assert_non_null(strstr(p[LIMIT].result.message, "limit of 512"));
+    for (int i = 0; i <= LIMIT; i++)
+        guest_process_release(p[i].p);
+    shell(&r, &p[0], "echo again");
+    assert_string_equal(p[0].text[0], "again\n");
+    stop_run(&r);
+}
+
 struct answer {
     bool came;
     struct error error;
@@ -696,6 +745,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(stdin_goes_through),
         cmocka_unit_test(a_link_that_keeps_breaking),
         cmocka_unit_test(a_process_is_taken_up),
+        cmocka_unit_test(many_at_once),
+        cmocka_unit_test(the_limit_of_processes),
         cmocka_unit_test(back_pressure),
         cmocka_unit_test(signals),
         cmocka_unit_test(files),
