@@ -213,9 +213,11 @@ static inline bool real_has_ended(pid_t pid)
     return fs_read_file(AT_FDCWD, path, 65536, &text, &n, NULL) < 0 || strstr(text, "State:\tZ") != NULL;
 }
 
-/* The broker's process id, from its command line. */
+/* The broker's process id: this test's own child with that command line. Others have it for a moment
+ * too, children that an earlier broker cloned and that have not executed. */
 static inline pid_t real_broker_pid(const struct real *r)
 {
+    AUTO_FREE char *ours = str_printf("\nPPid:\t%d\n", (int)getpid());
     AUTO_CLOSEDIR DIR *d = opendir("/proc");
     struct dirent *e;
     while ((e = readdir(d))) {
@@ -223,14 +225,18 @@ static inline pid_t real_broker_pid(const struct real *r)
         if (!str_to_u64(e->d_name, 2, INT32_MAX, &pid))
             continue;
         AUTO_FREE char *path = str_printf("/proc/%s/cmdline", e->d_name);
+        AUTO_FREE char *status_path = str_printf("/proc/%s/status", e->d_name);
         AUTO_FREE char *text = NULL;
+        AUTO_FREE char *status = NULL;
         size_t n;
-        if (fs_read_file(AT_FDCWD, path, 65536, &text, &n, NULL) < 0)
+        size_t status_n;
+        if (fs_read_file(AT_FDCWD, path, 65536, &text, &n, NULL) < 0 ||
+            fs_read_file(AT_FDCWD, status_path, 65536, &status, &status_n, NULL) < 0)
             continue;
         for (size_t i = 0; i < n; i++)
             if (text[i] == '\0')
                 text[i] = ' ';
-        if (strstr(text, "space-privd ") && strstr(text, r->dir))
+        if (strstr(text, "space-privd ") && strstr(text, r->dir) && strstr(status, ours))
             return (pid_t)pid;
     }
     return 0;
