@@ -7,6 +7,9 @@
 #include <string.h>
 
 #include "base/cleanup.h"
+#include "base/str.h"
+
+#define CONTEXT_MAX 401 /* of error_wrap, with the NUL: the cause keeps room */
 
 static const struct {
     int code;
@@ -81,14 +84,23 @@ bool error_table(size_t index, int *ret_code, unsigned *ret_status, const char *
     return true;
 }
 
+/* What snprintf(3) wrote, n being its result, as text that JSON can hold: messages quote guests, archives and
+ * clients. */
+static void tidy(char *text, size_t size, int n)
+{
+    str_make_text(text, n < 0 || (size_t)n >= size);
+}
+
 static void fill(struct error *err, int code, const char *field, const char *fmt, va_list ap)
 {
     if (!err)
         return;
     err->code = code;
     err->operation_id[0] = '\0';
-    (void)snprintf(err->field, sizeof(err->field), "%s", field);
-    (void)vsnprintf(err->message, sizeof(err->message), fmt, ap);
+    int n = snprintf(err->field, sizeof(err->field), "%s", field);
+    tidy(err->field, sizeof(err->field), n);
+    n = vsnprintf(err->message, sizeof(err->message), fmt, ap);
+    tidy(err->message, sizeof(err->message), n);
 }
 
 int error_set(struct error *err, int code, const char *fmt, ...)
@@ -130,15 +142,15 @@ int error_wrap(struct error *err, const char *fmt, ...)
 {
     if (!err)
         return ERROR_INTERNAL;
-    char context[ERROR_MESSAGE_MAX];
+    char context[CONTEXT_MAX];
     va_list ap;
     va_start(ap, fmt);
-    (void)vsnprintf(context, sizeof(context), fmt, ap);
+    int n = vsnprintf(context, sizeof(context), fmt, ap);
     va_end(ap);
+    tidy(context, sizeof(context), n);
     char rest[ERROR_MESSAGE_MAX];
     memcpy(rest, err->message, sizeof(rest));
-    int used = snprintf(err->message, sizeof(err->message), "%.400s: ", context);
-    if (used > 0 && (size_t)used < sizeof(err->message))
-        (void)snprintf(err->message + used, sizeof(err->message) - (size_t)used, "%s", rest);
+    n = snprintf(err->message, sizeof(err->message), "%s: %s", context, rest);
+    tidy(err->message, sizeof(err->message), n);
     return err->code;
 }

@@ -60,7 +60,8 @@ struct error {
         .code = 0  \
     }
 
-/* Fills *err (when not NULL) and returns code. Never fails. */
+/* Fills *err (when not NULL) and returns code. Never fails. Whatever the arguments hold, message and field
+ * are UTF-8 without control bytes (but newline and tab), cut between characters. */
 int error_set(struct error *err, int code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 
 /* The same for a request field: `field` is a dotted path such as "resources.memory_mib". */

@@ -122,6 +122,38 @@ bool str_is_utf8(const void *data, size_t n)
     return true;
 }
 
+/* Whether the left bytes at p are the beginning of a character of more. */
+static bool is_unfinished(const unsigned char *p, size_t left)
+{
+    unsigned char whole[4] = {p[0], 0x80, 0x80, 0x80};
+    if (p[0] < 0xc2 || p[0] > 0xf4 || left > 3)
+        return false;
+    /* What may follow the first byte depends on it: 0xa0 and 0x90 suit those that want more than 0x80. */
+    if (left == 1)
+        whole[1] = p[0] == 0xe0 ? 0xa0 : p[0] == 0xf0 ? 0x90 : 0x80;
+    for (size_t i = 1; i < left; i++)
+        whole[i] = p[i];
+    return utf8_sequence(whole, sizeof(whole)) > left;
+}
+
+void str_make_text(char *s, bool cut)
+{
+    size_t left = strlen(s);
+    while (left > 0) {
+        unsigned char *p = (unsigned char *)s;
+        size_t step = utf8_sequence(p, left);
+        if (step == 0 && cut && is_unfinished(p, left)) {
+            *s = '\0';
+            return;
+        }
+        if (step == 0 || (*p < 0x20 && *p != '\n' && *p != '\t') || *p == 0x7f)
+            *s = '?';
+        step = step ? step : 1;
+        s += step;
+        left -= step;
+    }
+}
+
 bool str_eq(const char *a, const char *b)
 {
     return a == b || (a && b && strcmp(a, b) == 0);

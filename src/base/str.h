@@ -26,6 +26,10 @@ bool str_unhex(const char *s, void *to, size_t n);
 /* Whether n bytes are valid UTF-8 (no surrogates, no overlong forms; NUL is allowed). */
 bool str_is_utf8(const void *data, size_t n);
 
+/* Makes text of untrusted bytes, in place: '?' for each byte that is not part of a UTF-8 character and for
+ * control bytes but newline and tab. cut: the end was cut off, so an incomplete last character goes. */
+void str_make_text(char *s, bool cut);
+
 /* Whether two strings are equal, treating NULL as different from everything but NULL. */
 bool str_eq(const char *a, const char *b);
 

@@ -3,6 +3,7 @@
 #include <errno.h>
 
 #include "base/cleanup.h"
+#include "base/str.h"
 
 static void test_set_returns_the_code(void **state)
 {
@@ -49,6 +50,43 @@ static void test_wrap_puts_context_first(void **state)
     assert_int_equal(error_wrap(NULL, "x"), ERROR_INTERNAL);
 }
 
+/* Messages quote what guests, archives and clients sent, and end up in JSON: a part that is not UTF-8 would
+ * make the whole document impossible. */
+static void test_text_is_always_utf8_without_control_bytes(void **state)
+{
+    (void)state;
+    struct error err = ERROR_INIT;
+    (void)error_set(&err, ERROR_INVALID, "the path \"%s\"", "a\xff\xc3:\x01\x02\n\tb");
+    assert_string_equal(err.message, "the path \"a??:??\n\tb\"");
+    (void)error_errno(&err, ERROR_INVALID, ENOENT, "open %s", "\xfe");
+    assert_string_equal(err.message, "open ?: No such file or directory");
+    (void)error_wrap(&err, "in %s", "\x80");
+    assert_string_equal(err.message, "in ?: open ?: No such file or directory");
+    (void)error_field(&err, ERROR_INVALID, "f\xe2\x82", "caf\xc3\xa9 \xf0\x9f\x98\x80");
+    assert_string_equal(err.field, "f??");
+    assert_string_equal(err.message, "caf\xc3\xa9 \xf0\x9f\x98\x80");
+}
+
+/* Cut where a character begins, whichever limit cuts. */
+static void test_text_is_cut_between_characters(void **state)
+{
+    (void)state;
+    struct error err = ERROR_INIT;
+    char longer[ERROR_MESSAGE_MAX + 64];
+    for (size_t i = 0; i + 2 < sizeof(longer); i += 2)
+        memcpy(longer + i, "\xc3\xa9", 3);
+    for (int shift = 0; shift < 2; shift++) {
+        (void)error_field(&err, ERROR_INVALID, longer + 2, "%s%s", shift ? "x" : "", longer);
+        assert_true(str_is_utf8(err.message, strlen(err.message)));
+        assert_null(strchr(err.message, '?'));
+        assert_true(strlen(err.message) >= ERROR_MESSAGE_MAX - 2);
+        assert_true(str_is_utf8(err.field, strlen(err.field)));
+        assert_null(strchr(err.field, '?'));
+        (void)error_wrap(&err, "%s%s", shift ? "x" : "", longer);
+        assert_true(str_is_utf8(err.message, strlen(err.message)));
+    }
+}
+
 static void test_table_is_whole_and_unique(void **state)
 {
     (void)state;
@@ -74,9 +112,13 @@ static void test_table_is_whole_and_unique(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_set_returns_the_code),       cmocka_unit_test(test_field_is_kept_and_cut),
-        cmocka_unit_test(test_errno_picks_the_typed_code), cmocka_unit_test(test_wrap_puts_context_first),
+        cmocka_unit_test(test_set_returns_the_code),
+        cmocka_unit_test(test_field_is_kept_and_cut),
+        cmocka_unit_test(test_errno_picks_the_typed_code),
+        cmocka_unit_test(test_wrap_puts_context_first),
         cmocka_unit_test(test_table_is_whole_and_unique),
+        cmocka_unit_test(test_text_is_always_utf8_without_control_bytes),
+        cmocka_unit_test(test_text_is_cut_between_characters),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
