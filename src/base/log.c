@@ -10,6 +10,8 @@
 #include "base/clock.h"
 
 #define LINE_MAX_BYTES 4096
+#define TAIL_BYTES 2 /* kept for what ends every line */
+#define ESCAPE_BYTES 6
 #define QUOTE_OPEN '\x01'
 #define QUOTE_CLOSE '\x02'
 
@@ -44,10 +46,11 @@ bool log_enabled(enum log_level level)
     return level >= config.lowest;
 }
 
-/* Appends one value, escaped so that a line stays a line and quotes stay balanced. */
+/* Appends one value, escaped so that a line stays a line and quotes stay balanced; cut when the line is full.
+ */
 static void append_escaped(struct buf *b, const char *s, size_t n)
 {
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; i < n && buf_room(b) > ESCAPE_BYTES; i++) {
         unsigned char c = (unsigned char)s[i];
         if (c == '"' || c == '\\')
             (void)buf_printf(b, "\\%c", c);
@@ -86,13 +89,15 @@ static void append_fields(struct buf *b, const char *fields)
     size_t key_len;
     size_t value_len;
     while ((fields = next_field(fields, &key, &key_len, &value, &value_len))) {
+        if (buf_room(b) < key_len + 2 * ESCAPE_BYTES)
+            return; /* a field that does not even begin is left out whole */
         bool quote = config.json || memchr(value, ' ', value_len) || value_len == 0;
         (void)buf_printf(b, config.json ? ",\"%.*s\":" : " %.*s=", (int)key_len, key);
         if (quote)
             (void)buf_append(b, "\"", 1);
         append_escaped(b, value, value_len);
         if (quote)
-            (void)buf_append(b, "\"", 1);
+            (void)buf_append(b, "\"", 1); /* fits: a value leaves room for an escape */
     }
 }
 
@@ -107,13 +112,14 @@ void log_event(enum log_level level, const char *message, const char *fields, ..
     char when[CLOCK_RFC3339_SIZE];
     clock_rfc3339(clock_wall_ms(), when);
     struct buf line;
-    buf_init(&line, LINE_MAX_BYTES);
+    buf_init(&line, LINE_MAX_BYTES - TAIL_BYTES);
     if (config.json)
         (void)buf_printf(&line, "{\"time\":\"%s\",\"level\":\"%s\",\"program\":\"%s\",\"message\":\"%s\"",
                          when, names[level], config.program, message);
     else
         (void)buf_printf(&line, "%s %-5s %s: %s", when, names[level], config.program, message);
     append_fields(&line, text);
+    line.max = LINE_MAX_BYTES;
     (void)buf_append(&line, config.json ? "}\n" : "\n", config.json ? 2 : 1);
     if (buf_len(&line) > 0)
         (void)!write(STDERR_FILENO, buf_head(&line), buf_len(&line));

@@ -132,6 +132,16 @@ static void test_log_lines_stay_lines(void **state)
     text = logged(true, "x y");
     assert_non_null(
         strstr(text, "\"message\":\"event\",\"sandbox\":\"sb_x\",\"reason\":\"x y\",\"n\":\"3\"}\n"));
+    /* Escaped, 2,000 control bytes are longer than a line may be: it is cut, but it ends, and it parses. */
+    char longer[2001];
+    memset(longer, '\x03', sizeof(longer) - 1);
+    longer[sizeof(longer) - 1] = '\0';
+    text = logged(false, longer);
+    assert_true(strlen(text) <= 4096);
+    assert_string_equal(text + strlen(text) - 7, "\\u0003\n");
+    text = logged(true, longer);
+    assert_true(strlen(text) <= 4096);
+    assert_string_equal(text + strlen(text) - 3, "\"}\n");
     enum log_level level;
     assert_true(log_level_parse("error", &level));
     assert_int_equal(level, LOG_ERROR);
