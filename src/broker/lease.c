@@ -153,21 +153,36 @@ int privd_lease_read(const char *state_dir, struct privd_lease *ret, struct erro
     return 0;
 }
 
-/* The remembered block when it is ours or can be ours again, else the first free one. */
-static int choose(int claims_fd, const char *state_dir, struct privd_lease *lease, struct error *err)
+static void new_server_id(struct privd_lease *lease)
 {
-    if (privd_lease_read(state_dir, lease, NULL) == 0) {
-        if (block_ours(claims_fd, lease, state_dir))
-            return 0;
-        char name[32];
-        claim_name(lease->block, name);
-        AUTO_JSON json_t *other = read_json(claims_fd, name);
-        if (!claim_stands(other))
-            return 0;
-    }
     unsigned char r[(LEASE_SERVER_ID_SIZE - 1) / 2];
     id_random(r, sizeof(r));
     str_hex(r, sizeof(r), lease->server_id);
+}
+
+/* The remembered block when it is ours or can be ours again. Else the server keeps its id, which names
+ * what it made on this host, unless the claim in the way has the same: then this directory is a copy. */
+static bool remembered(int claims_fd, const char *state_dir, struct privd_lease *lease)
+{
+    if (privd_lease_read(state_dir, lease, NULL) < 0) {
+        new_server_id(lease);
+        return false;
+    }
+    char name[32];
+    claim_name(lease->block, name);
+    AUTO_JSON json_t *other = read_json(claims_fd, name);
+    if (block_ours(claims_fd, lease, state_dir) || !claim_stands(other))
+        return true;
+    const char *id = json_string_value(json_object_get(other, "server_id"));
+    if (id && strcmp(id, lease->server_id) == 0)
+        new_server_id(lease);
+    return false;
+}
+
+static int choose(int claims_fd, const char *state_dir, struct privd_lease *lease, struct error *err)
+{
+    if (remembered(claims_fd, state_dir, lease))
+        return 0;
     for (unsigned block = 0; block < LEASE_BLOCKS; block++)
         if (block_free(claims_fd, block)) {
             set_block(lease, block);

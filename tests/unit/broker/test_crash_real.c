@@ -293,8 +293,11 @@ static void test_another_block(void **state)
     assert_ok(fs_write_atomic(AT_FDCWD, path, text, n, 0600, &err), &err);
     assert_ok(privd_lease_acquire(other, &taken, &err), &err);
     assert_int_equal(taken.block, real.lease.block);
+    char server_id[LEASE_SERVER_ID_SIZE];
+    (void)str_copy(server_id, sizeof(server_id), real.lease.server_id);
     real_open(&real);
     assert_int_not_equal(real.lease.block, taken.block);
+    assert_string_equal(real.lease.server_id, server_id); /* its cgroups are still its own */
     CALL(&real, &a, 30, broker_sandbox_list, on_list, &a);
     assert_answer(&a);
     assert_int_equal(a.count, 1);
