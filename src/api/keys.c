@@ -91,14 +91,20 @@ static struct key *find_digest(struct keys *k, const unsigned char digest[DIGEST
 
 /* --- life --- */
 
+struct loading {
+    struct keys *k;
+    struct error *err;
+    int rc;
+};
+
 /* A key that cannot be read must not vanish silently: the start fails and says which. */
 static int load(void *arg, const char *id, const char *parent, const json_t *record)
 {
     (void)parent;
-    struct keys *k = arg;
+    struct loading *l = arg;
     struct key *key = calloc(1, sizeof(*key));
     if (!key)
-        return ERROR_NO_MEMORY;
+        return l->rc = error_set(l->err, ERROR_NO_MEMORY, "out of memory");
     const char *digest = json_string_value(json_object_get(record, "digest"));
     const char *role = json_string_value(json_object_get(record, "role"));
     const char *name = json_string_value(json_object_get(record, "name"));
@@ -110,11 +116,13 @@ static int load(void *arg, const char *id, const char *parent, const json_t *rec
               str_copy(key->project, sizeof(key->project), project);
     if (!ok) {
         free(key);
-        return ERROR_INVALID;
+        return l->rc =
+                   error_set(l->err, ERROR_INVALID,
+                             "the stored API key %s cannot be read: it is damaged or of a newer version", id);
     }
     key->created_ms = json_integer_value(json_object_get(record, "created_ms"));
     key->stored = true;
-    add(k, key);
+    add(l->k, key);
     return 0;
 }
 
@@ -137,12 +145,13 @@ int keys_create(struct store *st, struct keys **ret, struct error *err)
         keys_destroy(k);
         return error_set(err, ERROR_INTERNAL, "SHA-256 is not available");
     }
-    int rc = store_each(st, STORE_KEY, load, k, err);
-    if (rc != 0) {
+    struct loading l = {.k = k, .err = err};
+    int rc = store_each(st, STORE_KEY, load, &l, err);
+    if (rc == 0)
+        rc = l.rc;
+    if (rc < 0) {
         keys_destroy(k);
-        if (rc == ERROR_INVALID)
-            return error_set(err, ERROR_INVALID, "a stored API key cannot be read: it is of a newer version");
-        return rc < 0 ? rc : ERROR_INTERNAL;
+        return rc;
     }
     DL_SORT(k->list, newest_first);
     *ret = k;

@@ -54,7 +54,7 @@ void store_commit(struct store *s, void (*done)(void *arg, const struct error *e
 void store_commit_cancel(struct store *s, void *arg);
 
 /* Reads all committed records of a kind in order of id; blocking, for the start of the daemon. fn may queue
- * writes; returning non-zero stops. */
+ * writes; returning non-zero stops, which is no failure: why it stopped is for fn to tell its caller. */
 int store_each(struct store *s, enum store_kind kind,
                int (*fn)(void *arg, const char *id, const char *parent, const json_t *body), void *arg,
                struct error *err);
