@@ -176,9 +176,9 @@ int head_check(struct http_request *r, char allow[ROUTE_ALLOW_SIZE], struct erro
 /* Writes a whole answer to the socket at once although the request's body has not been read. False when it
  * could not be. */
 bool reply_send_raw(struct http_request *r);
-/* Puts an answer made of stored text; text is taken over (malloc). */
-void reply_text_owned(struct http_request *r, unsigned status, const char *content_type, char *text,
-                      size_t n);
+/* The kept answer to a request that was made before with the same Idempotency-Key, sent when it is durable:
+ * it may be asked for while the first request still waits for that. */
+void reply_again(struct http_request *r, const struct idempotency_answer *answer);
 /* Adds the handler's headers to a response. */
 void reply_apply_headers(struct http_request *r, struct MHD_Response *response);
 /* The library lets go of the request: what a pending commit still does is not sent. */

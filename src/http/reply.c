@@ -191,8 +191,8 @@ void http_reply_after_commit(struct http_request *r, struct store *store, unsign
         answer_whole(r, store, status, NULL, NULL, 0);
 }
 
-void http_reply_text(struct http_request *r, unsigned status, const char *content_type, const void *data,
-                     size_t n)
+static void answer_copy(struct http_request *r, struct store *store, unsigned status, const char *type,
+                        const void *data, size_t n)
 {
     char *copy = malloc(n + 1);
     if (!copy) {
@@ -202,7 +202,25 @@ void http_reply_text(struct http_request *r, unsigned status, const char *conten
     }
     memcpy(copy, data, n);
     copy[n] = '\0';
-    answer_whole(r, NULL, status, content_type, copy, n);
+    answer_whole(r, store, status, type, copy, n);
+}
+
+void http_reply_text(struct http_request *r, unsigned status, const char *content_type, const void *data,
+                     size_t n)
+{
+    answer_copy(r, NULL, status, content_type, data, n);
+}
+
+void reply_again(struct http_request *r, const struct idempotency_answer *answer)
+{
+    struct store *store = idempotency_store(r->server->config.idempotency);
+    http_add_header(r, "Idempotency-Replayed", "true");
+    if (*answer->location)
+        http_add_header(r, "Location", answer->location);
+    if (answer->body_n > 0)
+        answer_copy(r, store, answer->status, "application/json", answer->body, answer->body_n);
+    else
+        answer_whole(r, store, answer->status, NULL, NULL, 0);
 }
 
 void http_reply_empty(struct http_request *r, unsigned status)

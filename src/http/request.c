@@ -125,14 +125,8 @@ static int claim_key(struct http_request *r, bool *ret_replayed, struct error *e
                                &r->claim, &answer, err);
     if (rc < 0 || r->claim)
         return rc;
-    http_add_header(r, "Idempotency-Replayed", "true");
-    if (*answer.location)
-        http_add_header(r, "Location", answer.location);
     *ret_replayed = true;
-    if (answer.body_n > 0)
-        http_reply_text(r, answer.status, "application/json", answer.body, answer.body_n);
-    else
-        http_reply_empty(r, answer.status);
+    reply_again(r, &answer);
     return 0;
 }
 

@@ -1,5 +1,6 @@
 /* The control plane's routes over real sockets, with fakes behind them and a real store. */
 #include <fcntl.h>
+#include <poll.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -18,6 +19,7 @@
 #include "fakes.h"
 #include "harness.h"
 #include "http/idempotency.h"
+#include "store/store_db.h"
 
 #define ROOT "sk_root"
 
@@ -456,6 +458,33 @@ static void keeps_the_last_admin_key(void **state)
     keys_destroy(alone);
 }
 
+/* A key that vanished silently would be a lost right for one and, for a deleted one, nobody's to notice. */
+static void refuses_keys_it_cannot_read(void **state)
+{
+    (void)state;
+    struct error err = ERROR_INIT;
+    struct keys *k = NULL;
+    char user[64], path[80];
+    make_key("user", "default", user);
+    close_all();
+    (void)snprintf(path, sizeof(path), "%s/db", dir);
+    assert_int_equal(loop_create(&f.loop, &err), 0);
+    assert_int_equal(store_open(f.loop, path, &store, &err), 0);
+    json_t *newer = json_pack("{s:i}", "v", 2);
+    store_put(store, STORE_KEY, "ky_aaaaaaaaaaaaaaaaaaaa", NULL, newer);
+    json_decref(newer);
+    store_close(store);
+    assert_int_equal(store_open(f.loop, path, &store, &err), 0);
+    assert_int_equal(keys_create(store, &k, &err), ERROR_INVALID);
+    assert_non_null(strstr(err.message, "ky_aaaaaaaaaaaaaaaaaaaa"));
+    assert_null(k);
+    store_delete(store, STORE_KEY, "ky_aaaaaaaaaaaaaaaaaaaa");
+    store_close(store);
+    loop_destroy(f.loop);
+    open_all();
+    expect(&f, "GET", "/v1/sandboxes", user, NULL, NULL, 200, NULL);
+}
+
 static void repeats_answers_by_key(void **state)
 {
     (void)state;
@@ -494,6 +523,48 @@ static void repeats_answers_by_key(void **state)
     json_decref(one);
     json_decref(two);
     expect(&f, "POST", "/v1/keys", ROOT, "Idempotency-Key: k3\r\n", "{\"role\":\"user\"}", 409, "conflict");
+}
+
+static int post_sandbox(const char *idempotency_key)
+{
+    static const char body[] = "{\"template\":\"seed\"}";
+    char text[512];
+    int fd = client_connect(&f);
+    (void)snprintf(text, sizeof(text),
+                   "POST /v1/sandboxes HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\n"
+                   "Idempotency-Key: %s\r\nContent-Type: application/json\r\nContent-Length: %zu\r\n\r\n%s",
+                   ROOT, idempotency_key, sizeof(body) - 1, body);
+    client_text(fd, text);
+    return fd;
+}
+
+/* What a crash could still undo is told to nobody, also not to one who asks again. */
+static void repeats_only_what_is_durable(void **state)
+{
+    (void)state;
+    struct error err = ERROR_INIT;
+    char path[80];
+    struct store_db *other = NULL;
+    (void)snprintf(path, sizeof(path), "%s/db", dir);
+    assert_int_equal(store_db_open(path, &other, &err), 0);
+    assert_int_equal(store_db_exec(other, "BEGIN IMMEDIATE", &err), 0); /* no commit gets through */
+    struct pollfd asked[2] = {{.fd = post_sandbox("k9"), .events = POLLIN}};
+    assert_int_equal(poll(asked, 1, 200), 0);
+    asked[1] = (struct pollfd){.fd = post_sandbox("k9"), .events = POLLIN};
+    assert_int_equal(poll(asked, 2, 400), 0);
+    assert_int_equal(store_db_exec(other, "ROLLBACK", &err), 0);
+    store_db_close(other);
+    struct answer a[2];
+    for (int i = 0; i < 2; i++) {
+        client_answer(asked[i].fd, &a[i], false);
+        assert_int_equal(a[i].status, 202);
+        (void)close(asked[i].fd);
+    }
+    assert_null(answer_header(&a[0], "Idempotency-Replayed"));
+    assert_string_equal(answer_header(&a[1], "Idempotency-Replayed"), "true");
+    assert_string_equal(a[0].body, a[1].body);
+    answer_finish(&a[0]);
+    answer_finish(&a[1]);
 }
 
 static void manages_templates(void **state)
@@ -798,11 +869,22 @@ int main(void)
 {
 #define T(fn) cmocka_unit_test_setup_teardown(fn, setup, teardown)
     const struct CMUnitTest tests[] = {
-        T(lives_of_a_sandbox),    T(refuses_bad_requests),     T(lists_in_pages_with_filters),
-        T(keeps_projects_apart),  T(lists_operations),         T(waits_no_longer_than_asked),
-        T(manages_keys),          T(keeps_the_last_admin_key), T(repeats_answers_by_key),
-        T(manages_templates),     T(tells_what_happens),       T(forgets_old_events),
-        T(documents_every_route), T(tells_of_itself),
+        T(lives_of_a_sandbox),
+        T(refuses_bad_requests),
+        T(lists_in_pages_with_filters),
+        T(keeps_projects_apart),
+        T(lists_operations),
+        T(waits_no_longer_than_asked),
+        T(manages_keys),
+        T(keeps_the_last_admin_key),
+        T(repeats_only_what_is_durable),
+        T(repeats_answers_by_key),
+        T(refuses_keys_it_cannot_read),
+        T(manages_templates),
+        T(tells_what_happens),
+        T(forgets_old_events),
+        T(documents_every_route),
+        T(tells_of_itself),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
