@@ -4,9 +4,12 @@
 #include <cap-ng.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <fts.h>
 #include <grp.h>
+#include <limits.h>
 #include <netdb.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/prctl.h>
@@ -28,6 +31,7 @@
 
 #define KVM_PROBE_MS 3000
 #define LISTEN_BACKLOG 512
+#define STATE_DIR_MAX 52 /* and "/pool/sandboxes/<id>/run/agent.sock" fits sun_path */
 
 static int need_root(struct error *err)
 {
@@ -46,6 +50,15 @@ static int lock_state_dir(const char *dir, int *ret_fd, struct error *err)
 {
     if (fs_mkdir_p(dir, 0711, err) < 0)
         return error_wrap(err, "state directory");
+    char real[PATH_MAX];
+    if (!realpath(dir, real))
+        return error_errno(err, ERROR_INTERNAL, errno, "state directory %s", dir);
+    if (strlen(real) > STATE_DIR_MAX)
+        return error_field(
+            err, ERROR_INVALID, "state_dir",
+            "state_dir is %zu bytes long; the limit is %d, since sockets below it have names of at "
+            "most 107 bytes",
+            strlen(real), STATE_DIR_MAX);
     AUTO_FREE char *path = str_printf("%s/lock", dir);
     AUTO_CLOSE int fd = path ? open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600) : -1;
     if (fd < 0)
@@ -57,7 +70,21 @@ static int lock_state_dir(const char *dir, int *ret_fd, struct error *err)
     return 0;
 }
 
-/* DIR/spaced: what the unprivileged daemon writes. */
+/* Gives a tree to another owner, following no link. */
+static int chown_tree(char *path, uid_t uid, struct error *err)
+{
+    char *const paths[] = {path, NULL};
+    FTS *walk = fts_open(paths, FTS_PHYSICAL | FTS_NOCHDIR, NULL);
+    int rc = walk ? 0 : error_errno(err, ERROR_INTERNAL, errno, "walk %s", path);
+    for (FTSENT *e; rc == 0 && (e = fts_read(walk));)
+        if (e->fts_info != FTS_DP && lchown(e->fts_accpath, uid, uid) < 0)
+            rc = error_errno(err, ERROR_INTERNAL, errno, "change the owner of %s", e->fts_path);
+    if (walk)
+        (void)fts_close(walk);
+    return rc;
+}
+
+/* DIR/spaced: what the unprivileged daemon writes. After a reboot the lease may be another block of uids. */
 static int make_daemon_dir(const char *state_dir, uid_t uid, struct error *err)
 {
     AUTO_FREE char *path = str_printf("%s/spaced", state_dir);
@@ -66,10 +93,11 @@ static int make_daemon_dir(const char *state_dir, uid_t uid, struct error *err)
     int rc = fs_mkdir_p(path, 0700, err);
     if (rc < 0)
         return rc;
+    struct stat st;
     AUTO_CLOSE int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    if (fd < 0 || fchown(fd, uid, uid) < 0 || fchmod(fd, 0700) < 0)
+    if (fd < 0 || fstat(fd, &st) < 0 || fchmod(fd, 0700) < 0)
         return error_errno(err, ERROR_INTERNAL, errno, "%s", path);
-    return 0;
+    return st.st_uid == uid ? 0 : chown_tree(path, uid, err);
 }
 
 /* DIR/dev.key: made once, kept, readable by root alone. */
