@@ -754,6 +754,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(an_abandoned_write),
         cmocka_unit_test(calls_without_a_link),
     };
+    if (geteuid() != 0)
+        return 77; /* skipped: the agent becomes other users */
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);
     (void)signal(SIGPIPE, SIG_IGN);
