@@ -70,14 +70,15 @@ static int lock_state_dir(const char *dir, int *ret_fd, struct error *err)
     return 0;
 }
 
-/* Gives a tree to another owner, following no link. */
+/* Gives a tree to another owner, following no link; the top last, so that an interrupted walk starts again.
+ */
 static int chown_tree(char *path, uid_t uid, struct error *err)
 {
     char *const paths[] = {path, NULL};
     FTS *walk = fts_open(paths, FTS_PHYSICAL | FTS_NOCHDIR, NULL);
     int rc = walk ? 0 : error_errno(err, ERROR_INTERNAL, errno, "walk %s", path);
     for (FTSENT *e; rc == 0 && (e = fts_read(walk));)
-        if (e->fts_info != FTS_DP && lchown(e->fts_accpath, uid, uid) < 0)
+        if (e->fts_info != FTS_D && lchown(e->fts_accpath, uid, uid) < 0)
             rc = error_errno(err, ERROR_INTERNAL, errno, "change the owner of %s", e->fts_path);
     if (walk)
         (void)fts_close(walk);
