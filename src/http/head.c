@@ -115,11 +115,14 @@ static size_t body_limit(const struct http_route *def)
     return def->body == BODY_STREAM ? SIZE_MAX : 1024 * 1024;
 }
 
-static bool is_json_type(const char *type)
+int head_check_json(const struct http_request *r, struct error *err)
 {
     static const char json[] = "application/json";
+    const char *type = r->content_type;
     size_t n = sizeof(json) - 1;
-    return type && strncasecmp(type, json, n) == 0 && (type[n] == '\0' || type[n] == ';' || type[n] == ' ');
+    if (type && strncasecmp(type, json, n) == 0 && (type[n] == '\0' || type[n] == ';' || type[n] == ' '))
+        return 0;
+    return error_set(err, ERROR_MEDIA_TYPE, "the body must have Content-Type: application/json");
 }
 
 static int check_body(struct http_request *r, struct error *err)
@@ -129,8 +132,9 @@ static int check_body(struct http_request *r, struct error *err)
         return 0;
     if (def->body == BODY_NONE && r->length != UINT64_MAX)
         return error_set(err, ERROR_INVALID, "this request takes no body");
-    if (def->body == BODY_JSON && r->length != UINT64_MAX && !is_json_type(r->content_type))
-        return error_set(err, ERROR_MEDIA_TYPE, "the body must have Content-Type: application/json");
+    /* A chunked body may turn out to be empty, and then needs no type. */
+    if (def->body == BODY_JSON && r->length != UINT64_MAX && head_check_json(r, err) < 0)
+        return ERROR_MEDIA_TYPE;
     if (r->length != UINT64_MAX && r->length > body_limit(def))
         return error_set(err, ERROR_TOO_LARGE, "the body has %llu bytes; at most %zu are accepted",
                          (unsigned long long)r->length, body_limit(def));

@@ -171,6 +171,8 @@ void request_answered(struct http_request *r);
 /* Reads the header fields into r, finds the route, checks key, role, query and content type; the first thing
  * wrong is the error. allow: for ERROR_METHOD. */
 int head_check(struct http_request *r, char allow[ROUTE_ALLOW_SIZE], struct error *err);
+/* ERROR_MEDIA_TYPE unless the body is announced as JSON. */
+int head_check_json(const struct http_request *r, struct error *err);
 
 /* --- reply.c --- */
 /* Writes a whole answer to the socket at once although the request's body has not been read. False when it

@@ -136,10 +136,8 @@ static int parse_body(struct http_request *r, struct error *err)
         return error_set(err, ERROR_INVALID, "this request takes no body");
     if (r->route->def->body != BODY_JSON || buf_len(&r->body) == 0)
         return 0;
-    const char *type = r->content_type;
-    if (!type || strncasecmp(type, "application/json", 16) != 0)
-        return error_set(err, ERROR_MEDIA_TYPE, "the body must have Content-Type: application/json");
-    return json_parse((const char *)buf_head(&r->body), buf_len(&r->body), &r->json, err);
+    int rc = head_check_json(r, err);
+    return rc < 0 ? rc : json_parse((const char *)buf_head(&r->body), buf_len(&r->body), &r->json, err);
 }
 
 static void call_handler(struct http_request *r)
