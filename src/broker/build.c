@@ -178,12 +178,20 @@ static int read_result(struct build *b)
     return error_set(&b->err, ERROR_INTERNAL, "the build ended without a result; see its log");
 }
 
-/* On a worker: moves the image to its place (an existing release of that digest is as good) and removes
- * the rest. */
+/* The release's name is on the disk before spaced records it. */
+static int sync_templates(const struct privd *p)
+{
+    AUTO_CLOSE int dir = openat(p->pool_fd, "templates", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    return dir < 0 ? -1 : fsync(dir);
+}
+
+/* On a worker: waits for the end of all the build started, which a slow disk may hold up, moves the image to
+ * its place (an existing release of that digest is as good) and removes the rest. */
 static void install(struct loop_work *w)
 {
     struct build *b = w->arg;
     struct privd *p = b->p;
+    (void)proc_wait(b->pid);
     char from[96];
     char to[96];
     build_path(b->id, "/out", from);
@@ -202,6 +210,8 @@ static void install(struct loop_work *w)
             (void)error_errno(&b->err, ERROR_INTERNAL, errno, "own the release");
         else if (renameat(p->pool_fd, from, p->pool_fd, to) < 0 && errno != EEXIST && errno != ENOTEMPTY)
             (void)error_errno(&b->err, ERROR_INTERNAL, errno, "install the image");
+        else if (sync_templates(p) < 0)
+            (void)error_errno(&b->err, ERROR_INTERNAL, errno, "keep the image");
     }
     forget_build(p, b->id);
     if (b->err.code == ERROR_NO_SPACE)
@@ -229,7 +239,6 @@ static void finish(struct build *b)
 {
     loop_fd_stop(&b->watch);
     (void)proc_signal(b->pidfd, SIGKILL); /* its result is out; nothing else it does matters */
-    (void)proc_wait(b->pid);
     (void)close(b->pidfd);
     (void)close(b->result_fd);
     b->pidfd = b->result_fd = -1;

@@ -122,6 +122,8 @@ static int check_entry(struct extract *x, struct archive_entry *e, struct error 
             return error_set(err, ERROR_INVALID,
                              "\"%.100s\" links to \"%.100s\", which leads out of the tree", path, link);
         AUTO_FREE char *copy = strdup(target);
+        if (!copy)
+            return error_set(err, ERROR_NO_MEMORY, "out of memory");
         archive_entry_set_hardlink(e, copy);
     }
     AUTO_FREE char *copy = strdup(path);
