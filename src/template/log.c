@@ -11,6 +11,7 @@
 #include "template/private.h"
 
 #define READ_SIZE 8192
+#define LAST_READS 256 /* more than the largest pipe holds: whoever still writes is not waited for */
 
 /* false: nothing more for now. */
 static bool read_some(struct build *b)
@@ -57,9 +58,8 @@ void build_log_close(struct build *b, bool failed)
     const struct release *r = failed ? NULL : release_find(t, b->name, b->digest);
     /* Built again, the log is that of the release it turned out to be. */
     (void)snprintf(name, sizeof(name), "%s.log", r ? r->id : b->id);
-    if (b->log_read >= 0)
-        while (read_some(b))
-            ;
+    for (int i = 0; i < LAST_READS && b->log_read >= 0 && read_some(b); i++)
+        ;
     if (buf_len(&b->log) == 0)
         return;
     /* A log that cannot be written is not worth failing a build for. */
