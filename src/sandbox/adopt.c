@@ -119,6 +119,7 @@ static void adopt_go_on(struct sandboxes *s, struct sandbox *sb)
         flow_end(sb);
         if (vm_is_running(sb->vm))
             vm_pause(sb->vm, on_ran, sb);
+        ready_check(s, sb); /* who came meanwhile may wake it now */
         break;
     case SANDBOX_PAUSING:
         restart(s, sb, pause_begin);
