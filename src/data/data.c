@@ -241,6 +241,9 @@ void data_call_when_running(struct data_call *c, void (*then)(struct data_call *
         c->ready = sandbox_when_running(c->d->config.sandboxes, sb, WAKE_MS, on_ready, c);
     if (c->ready)
         return;
-    (void)error_set(&err, sb ? ERROR_NO_MEMORY : ERROR_GONE, "sandbox %s is gone", c->sandbox_id);
+    if (sb)
+        (void)error_set(&err, ERROR_CAPACITY, "too many requests wait for a sandbox to run");
+    else
+        (void)error_set(&err, ERROR_GONE, "sandbox %s is gone", c->sandbox_id);
     data_call_fail(c, &err);
 }
