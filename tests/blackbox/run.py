@@ -160,6 +160,8 @@ def main():
     if os.geteuid() != 0:
         sys.exit("run.py: the server needs root: run `sudo make check`")
 
+    # An ended run cleans up as well: servers and virtual machines would go on otherwise.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("run.py: terminated"))
     result = Result(args.log_dir)
     began = time.monotonic()
     try:
