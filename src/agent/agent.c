@@ -18,7 +18,6 @@
 #include "base/clock.h"
 
 #define EVENTS_MAX 64
-#define TIDY_AFTER_MS 5 /* put-off work waits this long for something better to do */
 #define GRACE_MAX_MS 600000
 
 void agent_watch(struct agent *a, struct watch *w, uint32_t events)
@@ -299,8 +298,9 @@ static int wait_ms(const struct agent *a, int64_t next, int max_wait_ms)
         until = until < 0 ? 0 : until;
         ms = ms < 0 || until < ms ? until : ms;
     }
-    if (a->untidy && (ms < 0 || ms > TIDY_AFTER_MS))
-        ms = TIDY_AFTER_MS;
+    int tidy = cgroups_tidy_after_ms(&a->cgroups);
+    if (a->untidy && (ms < 0 || ms > tidy))
+        ms = tidy;
     return (int)(ms > 3600000 ? 3600000 : ms);
 }
 

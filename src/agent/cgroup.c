@@ -12,6 +12,10 @@
 #include "base/str.h"
 
 #define NAME_SIZE 24
+/* A removal goes on in the kernel long after the call: not while one command follows another. */
+#define SPARE_AFTER_MS 5
+#define REMOVE_AFTER_MS 200
+#define REMOVE_AT_ONCE 16
 
 static void name_of(unsigned number, char name[NAME_SIZE])
 {
@@ -110,20 +114,30 @@ void cgroup_drop(struct cgroups *c, struct cgroup *g)
         c->dead[c->dead_count++] = g->number;
 }
 
-bool cgroups_tidy(struct cgroups *c)
+int cgroups_tidy_after_ms(const struct cgroups *c)
+{
+    return c->spare < 0 || c->dead_count > CGROUP_DEAD_MAX / 4 ? SPARE_AFTER_MS : REMOVE_AFTER_MS;
+}
+
+/* Removes some dead groups; false when one is still in use. */
+static bool remove_dead(struct cgroups *c)
 {
     char name[NAME_SIZE];
+    for (int i = 0; i < REMOVE_AT_ONCE && c->dead_count > 0; i++) {
+        name_of(c->dead[c->dead_count - 1], name);
+        if (unlinkat(c->root, name, AT_REMOVEDIR) < 0 && errno == EBUSY)
+            return false; /* something in it is still dying: its SIGCHLD brings us back */
+        c->dead_count--;
+    }
+    return c->dead_count > 0;
+}
+
+bool cgroups_tidy(struct cgroups *c)
+{
     if (c->root < 0)
         return false;
-    if (c->spare < 0) {
-        c->spare = make(c, &c->spare_number);
-        return c->dead_count > 0;
-    }
-    if (c->dead_count == 0)
-        return false;
-    name_of(c->dead[c->dead_count - 1], name);
-    if (unlinkat(c->root, name, AT_REMOVEDIR) < 0 && errno == EBUSY)
-        return false; /* something in it is still dying: its SIGCHLD brings us back */
-    c->dead_count--;
+    if (c->spare >= 0)
+        return remove_dead(c);
+    c->spare = make(c, &c->spare_number);
     return c->dead_count > 0;
 }

@@ -43,5 +43,8 @@ bool cgroup_oom(const struct cgroup *g);
 /* Ends the use of a group: it is removed by and by. */
 void cgroup_drop(struct cgroups *c, struct cgroup *g);
 
+/* How long the work that was put off should wait for something better to do. */
+int cgroups_tidy_after_ms(const struct cgroups *c);
+
 /* One step of the work that was put off. True when there is more to do at once. */
 bool cgroups_tidy(struct cgroups *c);
