@@ -29,8 +29,8 @@ def cpio(entries):
         out.extend(data)
         out.extend(b"\0" * (-len(out) % 4))
 
-    for inode, (name, mode, data) in enumerate(entries, 1):
-        add(name, mode, data, inode)
+    for inode, entry in enumerate(entries, 1):
+        add(*entry, inode)
     add("TRAILER!!!", 0, b"", 0)
     return bytes(out)
 
@@ -90,9 +90,9 @@ class Machine:
     def __init__(self, base, vmm, state_dir, init):
         self.dir = tempfile.mkdtemp(prefix="bare-", dir=base)
         self.memory, self.state = (os.path.join(self.dir, name) for name in ("mem", "state"))
-        self.disk = os.path.join(self.dir, "disk")
-        with open(self.disk, "wb") as disk:
-            disk.truncate(64 << 20)
+        templates = os.path.join(state_dir, "pool", "templates")
+        # Any release will do: the bare guest needs no more than its busybox.
+        self.disk = next(os.path.join(templates, d, "rootfs.raw") for d in sorted(os.listdir(templates)))
         self.take_over(vmm, state_dir, init)
         self.snapshot()
 
@@ -109,8 +109,11 @@ class Machine:
         with open(init, "rb") as program:
             entries = [("dev", 0o040755, b""), ("proc", 0o040755, b""), ("sys", 0o040755, b""),
                        ("modules", 0o040755, b""), ("init", 0o100755, program.read())]
-        for number, (name, data) in enumerate(module_files(release)):
-            entries.append((f"modules/{number:02}-{name}.ko", 0o100644, data))
+        listed = []
+        for name, data in module_files(release):
+            entries.append((f"modules/{name}.ko", 0o100644, data))
+            listed.append(f"/modules/{name}.ko\n")
+        entries.append(("modules.list", 0o100644, "".join(listed).encode()))
         with open(self.initrd, "wb") as out:
             out.write(cpio(entries))
 
@@ -208,20 +211,20 @@ class Vm:
 
     def command(self):
         """One command (`true`) over the port; returns when its result is there."""
-        self.port.sendall(b"exec true\n")
+        self.port.sendall(b"true\n")
         answer = b""
         while not answer.endswith(b"\n"):
             part = self.port.recv(4096)
             if not part:
                 raise RuntimeError("the bare port is closed")
             answer += part
-        if answer != b"exit 0\n":
+        if answer != b"EXIT 0\n":
             raise RuntimeError(f"the bare guest answered {answer!r}")
 
     def flood(self, size):
         """The guest writes size bytes to the port; seconds until the last has been taken."""
         digest, left, begin = hashlib.sha256(), size, time.perf_counter()
-        self.port.sendall(b"flood %d\n" % size)
+        self.port.sendall(b"FLOOD %d\n" % size)
         while left:
             part = self.port.recv(1 << 18)
             if not part:

@@ -184,8 +184,9 @@ int main(void)
     while ((port = find_port()) < 0)
         pause_ms(10);
     (void)mkdir("/newroot", 0755);
-    if (mount("/dev/vda", "/newroot", "ext4", 0, NULL) == 0 && chdir("/newroot") == 0 && chroot(".") == 0)
-        (void)chdir("/");
+    if (mount("/dev/vda", "/newroot", "ext4", 0, NULL) == 0 &&
+        (chdir("/newroot") < 0 || chroot(".") < 0 || chdir("/") < 0))
+        return 1;
     (void)setenv("PATH", "/usr/bin:/bin:/usr/sbin:/sbin", 1);
     serve_lines(port);
     return 0;
