@@ -74,7 +74,7 @@ static void test_acceleration(void **state)
     struct qemu_argv a;
     assert_int_equal(build(&spec, &a), 0);
     assert_true(strncmp(value(&a, "-accel"), "tcg,thread=multi", 16) == 0);
-    assert_string_equal(value(&a, "-cpu"), "max");
+    assert_string_equal(value(&a, "-cpu"), "max,erms=off");
     assert_non_null(strstr(value(&a, "-append"), "tsc_early_khz=2100000 "));
     spec.kvm = true;
     assert_int_equal(build(&spec, &a), 0);
