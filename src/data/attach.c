@@ -111,8 +111,14 @@ static void follow(struct attach *a)
 
 static void on_running(struct data_call *c, struct sandbox *sb)
 {
+    struct attach *a = (struct attach *)c;
+    struct error err = ERROR_INIT;
     (void)sb;
-    follow((struct attach *)c);
+    a->process = data_call_process(c, a->process_id, &err);
+    if (a->process)
+        follow(a);
+    else
+        data_call_fail(c, &err);
 }
 
 /* A process that has ended needs no sandbox. One that runs in a sandbox that sleeps is followed at once when
@@ -179,6 +185,7 @@ void attach_get(struct http_request *r, void *arg)
         return;
     }
     (void)str_copy(a->call.sandbox_id, sizeof(a->call.sandbox_id), process_sandbox_id(a->process));
+    (void)str_copy(a->process_id, sizeof(a->process_id), process_id(a->process));
     struct sandbox *sb = data_call_sandbox(&a->call);
     if (sb)
         sandbox_touch(a->call.d->config.sandboxes, sb);

@@ -17,7 +17,8 @@ struct attach_wire {
 struct attach {
     struct data_call call; /* first */
     const struct attach_wire *wire;
-    struct process *process;
+    struct process *process; /* held by the reader from the moment there is one */
+    char process_id[ID_SIZE];
     struct process_reader *reader;
     uint64_t offset[2];
     bool ended; /* wire->end was called */

@@ -50,6 +50,10 @@ void data_call_done(struct data_call *c); /* only ends; the caller has answered 
 /* The call's sandbox; NULL when it is forgotten meanwhile. */
 struct sandbox *data_call_sandbox(const struct data_call *c);
 
+/* A process of the call's sandbox after some turns of the loop: it may have ended and been forgotten to make
+ * room (NULL, ERROR_NOT_FOUND). */
+struct process *data_call_process(const struct data_call *c, const char *process_id, struct error *err);
+
 /* Goes on with then(c, sandbox) when it runs: at once, or after waking it; answers an error else. */
 void data_call_when_running(struct data_call *c, void (*then)(struct data_call *c, struct sandbox *sb));
 

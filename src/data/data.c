@@ -207,6 +207,14 @@ struct sandbox *data_call_sandbox(const struct data_call *c)
     return sandboxes_find(c->d->config.sandboxes, c->sandbox_id);
 }
 
+struct process *data_call_process(const struct data_call *c, const char *process_id, struct error *err)
+{
+    struct process *p = processes_find(c->d->config.sessions, c->sandbox_id, process_id);
+    if (!p)
+        (void)error_set(err, ERROR_NOT_FOUND, "sandbox %s has no process %.64s", c->sandbox_id, process_id);
+    return p;
+}
+
 void data_call_busy(struct data_call *c, bool busy)
 {
     if (c->busy == busy)

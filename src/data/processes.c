@@ -129,8 +129,9 @@ void processes_list(struct http_request *r, void *arg)
 }
 
 struct process_call {
-    struct data_call call; /* first */
-    struct process *process;
+    struct data_call call;   /* first */
+    struct process *process; /* while no turn of the loop has passed, or `wait` holds it */
+    char process_id[ID_SIZE];
     struct process_wait *wait;
     const char *signal; /* borrowed from the body */
     bool tree;
@@ -143,7 +144,7 @@ static void process_call_release(struct data_call *c, bool aborted)
     (void)aborted;
     process_wait_cancel(TAKE(pc->wait));
     if (pc->signaling)
-        process_signal_forget(pc->process, pc);
+        process_signal_forget(c->d->config.sessions, c->sandbox_id, pc);
     pc->signaling = false;
 }
 
@@ -155,6 +156,7 @@ static struct process_call *process_call_new(struct data *d, struct http_request
     if (!pc)
         return NULL;
     pc->process = p;
+    (void)str_copy(pc->process_id, sizeof(pc->process_id), process_id(p));
     (void)str_copy(pc->call.sandbox_id, sizeof(pc->call.sandbox_id), process_sandbox_id(p));
     return pc;
 }
@@ -250,8 +252,9 @@ static void signal_running(struct data_call *c, struct sandbox *sb)
 {
     struct process_call *pc = (struct process_call *)c;
     struct error err = ERROR_INIT;
+    struct process *p = data_call_process(c, pc->process_id, &err);
     (void)sb;
-    if (process_signal(pc->process, pc->signal, pc->tree, on_signaled, pc, &err) < 0)
+    if (!p || process_signal(p, pc->signal, pc->tree, on_signaled, pc, &err) < 0)
         data_call_fail(c, &err);
     else
         pc->signaling = true;

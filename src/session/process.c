@@ -397,10 +397,11 @@ int process_signal(struct process *p, const char *signal, bool tree,
     return 0;
 }
 
-void process_signal_forget(struct process *p, void *arg)
+void process_signal_forget(struct sessions *s, const char *sandbox_id, void *arg)
 {
     struct pending_signal *sig;
-    DL_FOREACH(p->b->signals, sig)
+    struct bucket *b = bucket_find(s, sandbox_id);
+    DL_FOREACH(b ? b->signals : NULL, sig)
     {
         if (sig->arg == arg)
             sig->done = NULL;

@@ -100,7 +100,7 @@ int process_signal(struct process *p, const char *signal, bool tree,
 /* Whether process_signal would take it, apart from the sandbox's link. */
 int process_signal_check(const struct process *p, const char *signal, struct error *err);
 /* Takes back the `done` of signals that were given this arg. */
-void process_signal_forget(struct process *p, void *arg);
+void process_signal_forget(struct sessions *s, const char *sandbox_id, void *arg);
 int process_resize(struct process *p, uint64_t rows, uint64_t cols, struct error *err);
 
 /* --- readers --- */

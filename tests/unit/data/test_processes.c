@@ -1,5 +1,6 @@
 #include "base/cleanup.h"
 #include "data/ws_client.h"
+#include "session/session_impl.h"
 
 static struct guest_process *run(struct rig *g, struct attach_keys *k)
 {
@@ -177,6 +178,25 @@ static void test_signal(void **state)
     answer_free(&a);
 }
 
+/* While a request waits for its sandbox to wake, the process may end and be forgotten to make room. */
+static void test_signal_to_a_forgotten_process(void **state)
+{
+    struct rig *g = *state;
+    struct attach_keys k;
+    struct guest_process *p = run(g, &k);
+    g->w->sb->state = SANDBOX_PAUSED;
+    unsigned before = g->w->sandboxes->waits;
+    struct client *c = request_json(g, "POST", process_path(g, &k, "/signal"), "{\"signal\":\"SIGTERM\"}");
+    rig_until(g, g->w->sandboxes->waits > before);
+    fake_exit(p, 0);
+    process_forget(processes_find(g->w->sessions, g->w->sb->id, k.process));
+    g->w->sb->state = SANDBOX_RUNNING;
+    fake_ready(g->w->sandboxes, NULL);
+    struct answer a = answer_of(g, c);
+    assert_int_equal(a.status, 404);
+    answer_free(&a);
+}
+
 static void test_stdin(void **state)
 {
     struct rig *g = *state;
@@ -250,8 +270,14 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
 #define T(name) cmocka_unit_test_setup_teardown(name, rig_setup, rig_teardown)
-        T(test_get),   T(test_list),       T(test_output),           T(test_signal),
-        T(test_stdin), T(test_stdin_ends), T(test_sessions_refused),
+        T(test_get),
+        T(test_list),
+        T(test_output),
+        T(test_signal),
+        T(test_signal_to_a_forgotten_process),
+        T(test_stdin),
+        T(test_stdin_ends),
+        T(test_sessions_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -492,7 +492,7 @@ static void test_signals(void **state)
     assert_int_equal(signal_code, 0);
     /* Nobody waits any more: the late answer goes nowhere. */
     assert_ok(process_signal(p, "TERM", false, on_signal, &answers, &w->err), &w->err);
-    process_signal_forget(p, &answers);
+    process_signal_forget(w->sessions, w->sb->id, &answers);
     fake_signal_answer(g, NULL);
     assert_int_equal(answers, 1);
     /* The link goes down with one under way. */
