@@ -60,7 +60,8 @@ static char *read_text(int tree_fd, const char *path)
 static int write_text(int tree_fd, const char *path, int flags, const char *text, mode_t mode,
                       struct error *err)
 {
-    AUTO_CLOSE int fd = open_in(tree_fd, path, O_WRONLY | O_CREAT | flags, mode);
+    /* O_NONBLOCK: the tree may have a FIFO there, which would wait for a reader. */
+    AUTO_CLOSE int fd = open_in(tree_fd, path, O_WRONLY | O_CREAT | O_NONBLOCK | flags, mode);
     if (fd < 0)
         return error_errno(err, ERROR_INVALID, errno, "/%s of the template", path);
     return fs_write_all(fd, text, strlen(text), err);

@@ -247,6 +247,19 @@ static int extract(const void *data, size_t n, struct error *err)
     return extract_archive(fd, 1 << 20, err);
 }
 
+/* Nobody reads a FIFO of the tree, so nobody may wait for that. */
+static void test_a_fifo_holds_nobody_up(void **state)
+{
+    struct place *p = *state;
+    struct error err = ERROR_INIT;
+    assert_int_equal(mkdirat(p->fd, "etc", 0755), 0);
+    assert_int_equal(mkfifoat(p->fd, "etc/hostname", 0644), 0);
+    (void)alarm(10); /* ends the test that hangs */
+    assert_int_equal(tree_finish(p->fd, true, &err), ERROR_INVALID);
+    (void)alarm(0);
+    assert_non_null(strstr(err.message, "etc/hostname"));
+}
+
 static void test_no_archive(void **state)
 {
     struct place *p = *state;
@@ -273,6 +286,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_an_empty_tree_gets_what_a_guest_needs, setup, teardown),
         cmocka_unit_test_setup_teardown(test_accounts_that_exist_stay, setup, teardown),
         cmocka_unit_test_setup_teardown(test_links_lead_nowhere_else, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_a_fifo_holds_nobody_up, setup, teardown),
         cmocka_unit_test_setup_teardown(test_no_archive, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
