@@ -27,7 +27,9 @@ int64_t clock_wall_ms(void)
 
 void clock_rfc3339(int64_t wall_ms, char *to)
 {
-    time_t s = (time_t)(wall_ms / 1000);
+    int ms = (int)(wall_ms % 1000); /* of the second before, for times before 1970 */
+    ms += ms < 0 ? 1000 : 0;
+    time_t s = (time_t)((wall_ms - ms) / 1000);
     struct tm tm;
     if (!gmtime_r(&s, &tm)) {
         to[0] = '\0';
@@ -35,5 +37,5 @@ void clock_rfc3339(int64_t wall_ms, char *to)
     }
     char day[24];
     (void)strftime(day, sizeof(day), "%Y-%m-%dT%H:%M:%S", &tm);
-    (void)snprintf(to, CLOCK_RFC3339_SIZE, "%s.%03dZ", day, (int)(wall_ms % 1000));
+    (void)snprintf(to, CLOCK_RFC3339_SIZE, "%s.%03dZ", day, ms);
 }

@@ -96,6 +96,10 @@ static void test_times(void **state)
     char t[CLOCK_RFC3339_SIZE];
     clock_rfc3339(0, t);
     assert_string_equal(t, "1970-01-01T00:00:00.000Z");
+    clock_rfc3339(-1, t);
+    assert_string_equal(t, "1969-12-31T23:59:59.999Z");
+    clock_rfc3339(-86400000, t);
+    assert_string_equal(t, "1969-12-31T00:00:00.000Z");
     clock_rfc3339(1767225845678LL, t);
     assert_string_equal(t, "2026-01-01T00:04:05.678Z");
     int64_t a = clock_mono_ns();
