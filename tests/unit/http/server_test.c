@@ -1,5 +1,7 @@
 /* Whole requests and answers over real sockets: what is accepted, what is refused and how. */
 #include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -7,11 +9,13 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
 
 #include "base/cleanup.h"
+#include "base/clock.h"
 #include "harness.h"
 #include "http/internal.h"
 
@@ -430,8 +434,8 @@ static void ends_clients_that_dawdle(void **state)
     (void)state;
     static const char *const starts[] = {
         "", "GET /items/x HTTP/1.1\r\nX-Slow: ",
-        "POST /items HTTP/1.1\r\nX-API-Key: user\r\nContent-Type: application/json\r\n"
-        "Content-Length: 100000\r\n\r\n"};
+        ("POST /items HTTP/1.1\r\nX-API-Key: user\r\nContent-Type: application/json\r\n"
+         "Content-Length: 100000\r\n\r\n")};
     int fds[ARRAY_LEN(starts)], ended = 0;
     for (size_t i = 0; i < ARRAY_LEN(starts); i++) {
         fds[i] = client_connect(&f);
@@ -451,6 +455,69 @@ static void ends_clients_that_dawdle(void **state)
     for (size_t i = 0; i < ARRAY_LEN(starts); i++)
         (void)close(fds[i]);
     expect(&f, "GET", "/items/x", "user", NULL, NULL, 200, NULL);
+}
+
+static bool ends_soon(int fd)
+{
+    char sink[4096];
+    ssize_t n;
+    while ((n = recv(fd, sink, sizeof(sink), 0)) > 0)
+        continue;
+    return n == 0 || errno == ECONNRESET;
+}
+
+/* The end of the client's data arrives together with the data. */
+static void notices_an_end_that_comes_with_data(void **state)
+{
+    (void)state;
+    static const char *const starts[] = {
+        "GET /items/special HTTP/1.1\r\nHost: x\r\n\r\n",
+        "GET /items/special HTTP/1.1\r\nHost: x\r\n\r\nGET /items/special HTTP/1.1\r\nHost: x\r\n\r\n",
+        "GET /items/special HTTP/1.1\r\nHo",
+        "POST /items HTTP/1.1\r\nX-API-Key: user\r\nContent-Type: application/json\r\n"
+        "Content-Length: 50\r\n\r\n{",
+        "POST /items HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{"};
+    int one = 1;
+    for (size_t i = 0; i < ARRAY_LEN(starts); i++) {
+        int fd = client_connect(&f);
+        assert_int_equal(setsockopt(fd, IPPROTO_TCP, TCP_CORK, &one, sizeof(one)), 0);
+        client_text(fd, starts[i]);
+        assert_int_equal(shutdown(fd, SHUT_WR), 0);
+        int64_t begin = clock_mono_ns();
+        assert_true(ends_soon(fd));
+        assert_true(clock_mono_ns() - begin < 1200 * CLOCK_NS_PER_MS);
+        (void)close(fd);
+    }
+}
+
+static int64_t cpu_ns(void)
+{
+    struct timespec t;
+    assert_int_equal(clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t), 0);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+/* More than any buffer holds, and nothing that could be handed to a handler. */
+static void does_not_spin_on_an_endless_chunk_header(void **state)
+{
+    (void)state;
+    static const char *const keys[] = {"user", "wrong"};
+    static char extension[70000];
+    memset(extension, 'a', sizeof(extension));
+    for (size_t i = 0; i < ARRAY_LEN(keys); i++) {
+        int fd = client_connect(&f);
+        char head[160];
+        (void)snprintf(head, sizeof(head),
+                       "POST /items HTTP/1.1\r\nX-API-Key: %s\r\nContent-Type: application/json\r\n"
+                       "Transfer-Encoding: chunked\r\n\r\n2;",
+                       keys[i]);
+        client_text(fd, head);
+        (void)send(fd, extension, sizeof(extension), MSG_NOSIGNAL | MSG_DONTWAIT);
+        int64_t cpu = cpu_ns();
+        assert_true(ends_soon(fd));
+        assert_true(cpu_ns() - cpu < 500 * CLOCK_NS_PER_MS);
+        (void)close(fd);
+    }
 }
 
 static void wait_until(atomic_int *at, int value)
@@ -571,6 +638,8 @@ int main(void)
         T(answers_pipelined_requests_in_order),
         T(serves_a_client_that_sends_single_bytes),
         T(ends_clients_that_dawdle),
+        T(notices_an_end_that_comes_with_data),
+        T(does_not_spin_on_an_endless_chunk_header),
         T(answers_later),
         T(tells_of_clients_that_go_away),
         T(drops_an_answer_nobody_waits_for),
