@@ -65,7 +65,7 @@ class Bench:
         """Waits until the pool is full: then both sides start with VMMs that were spawned beforehand."""
         def full():
             text = self.api.ok("GET", "/metrics").body.decode()
-            ready, wanted = (re.search(rf"^space_(?:warm_)?pool_{name}(?:_\w+)? (\d+)", text, re.M)
+            ready, wanted = (re.search(rf"^space_warm_{name} (\d+)", text, re.M)
                              for name in ("ready", "wanted"))
             if not ready or not wanted:
                 raise RuntimeError("no pool depth among the metrics")
