@@ -41,6 +41,11 @@ bool log_level_parse(const char *name, enum log_level *ret)
     return false;
 }
 
+bool log_is_json(void)
+{
+    return config.json;
+}
+
 bool log_enabled(enum log_level level)
 {
     return level >= config.lowest;

@@ -23,6 +23,9 @@ bool log_level_parse(const char *name, enum log_level *ret);
 
 bool log_enabled(enum log_level level);
 
+/* Whether lines are JSON: what a program started by this one is told. */
+bool log_is_json(void);
+
 /* Writes one event; fields may be "". Lines over 4 KiB are cut. Never fails. */
 void log_event(enum log_level level, const char *message, const char *fields, ...)
     __attribute__((format(printf, 3, 4)));

@@ -45,16 +45,16 @@ static int spawn(const char *state_dir, const char *pool_size_mib, int channel_f
         return error_set(err, ERROR_NOT_FOUND, "space-privd is not installed beside this program");
     bool serve = channel_fd >= 0;
     const char *const level = log_enabled(LOG_DEBUG) ? "debug" : log_enabled(LOG_INFO) ? "info" : "warn";
-    const char *const argv[] = {path,
-                                "--state-dir",
-                                state_dir,
-                                "--log-level",
-                                level,
-                                serve ? "--pool-size-mib" : "--purge",
-                                serve ? pool_size_mib : NULL,
-                                "--channel-fd",
-                                "3",
-                                NULL};
+    const char *argv[12] = {path, "--state-dir", state_dir, "--log-level", level};
+    size_t n = 5;
+    if (log_is_json())
+        argv[n++] = "--log-json";
+    argv[n++] = serve ? "--pool-size-mib" : "--purge";
+    if (serve) {
+        argv[n++] = pool_size_mib;
+        argv[n++] = "--channel-fd";
+        argv[n++] = "3";
+    }
     struct proc_spawn s = {
         .argv = (char *const *)argv,
         .stdin_fd = -1,
