@@ -161,7 +161,7 @@ def main():
         sys.exit("run.py: the server needs root: run `sudo make check`")
 
     # An ended run cleans up as well: servers and virtual machines would go on otherwise.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("run.py: terminated"))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     result = Result(args.log_dir)
     began = time.monotonic()
     try:
