@@ -24,6 +24,7 @@ struct http_times {
     int64_t head;       /* for the head of a request, from its first line */
     int64_t body;       /* for a JSON body */
     int64_t linger;     /* for what a client still sends after an early answer */
+    int64_t crowded;    /* for a connection without a request when most places are taken */
     int64_t sweep;      /* how often slow clients are looked for */
     int64_t ping;       /* WebSockets: how often the peer is asked for a sign of life */
     int64_t silent;     /* WebSockets: without one for this long, it is dropped */
@@ -47,6 +48,8 @@ struct http_conn {
     enum conn_phase phase;
     int64_t since; /* monotonic ns */
     struct http_request *request;
+    bool overlooked;     /* the last sweep found something the library does not see (sweep.c) */
+    int64_t progress;    /* of the request, then */
     struct loop_fd gone; /* watches for the end of the connection while it is suspended */
 };
 
@@ -137,7 +140,9 @@ struct http_server {
     struct loop_timer timer;  /* the library's next timeout */
     struct loop_timer sweep;  /* slow clients */
     struct loop_deferred run; /* after a resume */
-    bool running;             /* inside MHD_run */
+    unsigned restless;        /* looks in a row after which the library asked for the next one at once */
+    unsigned conn_count;
+    bool running; /* inside MHD_run */
     bool stopping;
     struct http_conn *conns;
     struct http_request *requests;
@@ -148,6 +153,10 @@ struct http_server {
 /* --- server.c --- */
 /* Has the library look at its connections at the end of this turn. */
 void server_run_soon(struct http_server *s);
+
+/* --- sweep.c --- */
+/* Ends connections that take too long or that the library has lost sight of. */
+void sweep_connections(struct http_server *s);
 
 /* --- request.c --- */
 void *request_on_target(void *cls, const char *raw, struct MHD_Connection *c);

@@ -18,6 +18,7 @@
 #define IDLE_TIMEOUT_DEFAULT_S 620 /* above what load balancers keep, so that they close first */
 #define POOL_BYTES (32 * 1024)     /* of one connection: buffers, header fields; cleared after each request */
 #define BACKLOG 1024
+#define RESTLESS_MAX 2000 /* looks without a pause: work, or a connection that keeps the library awake */
 
 /* --- the library inside the loop --- */
 
@@ -31,7 +32,13 @@ static void run_library(struct http_server *s)
     (void)MHD_run(s->mhd);
     s->running = false;
     MHD_UNSIGNED_LONG_LONG ms;
-    if (MHD_get_timeout(s->mhd, &ms) != MHD_YES)
+    bool timeout = MHD_get_timeout(s->mhd, &ms) == MHD_YES;
+    s->restless = timeout && ms == 0 ? s->restless + 1 : 0;
+    if (s->restless >= RESTLESS_MAX) {
+        s->restless = 0;
+        sweep_connections(s);
+    }
+    if (!timeout)
         return;
     /* An early timer only looks once too often; restarting it in every turn would cost more. */
     int64_t due = clock_mono_ns() + (int64_t)ms * CLOCK_NS_PER_MS;
@@ -66,41 +73,16 @@ void server_run_soon(struct http_server *s)
 static const struct http_times default_times = {.head = 30000,
                                                 .body = 60000,
                                                 .linger = 10000,
+                                                .crowded = 5000,
                                                 .sweep = 2000,
                                                 .ping = 30000,
                                                 .silent = 90000,
                                                 .close_wait = 5000};
 
-static int64_t phase_limit_ms(const struct http_server *s, enum conn_phase phase)
-{
-    switch (phase) {
-    case CONN_IDLE:
-        return (int64_t)s->config.idle_timeout_s * 1000;
-    case CONN_NEW:
-    case CONN_HEAD:
-        return s->times.head;
-    case CONN_BODY:
-        return s->times.body;
-    case CONN_LINGER:
-        return s->times.linger;
-    case CONN_BUSY:
-        break;
-    }
-    return INT64_MAX;
-}
-
-/* Ends connections whose client takes too long for a phase however busily it sends single bytes, which the
- * library's timeout of inactivity does not see. */
 static void on_sweep(struct loop_timer *t)
 {
     struct http_server *s = t->arg;
-    int64_t now = clock_mono_ns();
-    struct http_conn *c;
-    DL_FOREACH(s->conns, c)
-    {
-        if ((now - c->since) / CLOCK_NS_PER_MS > phase_limit_ms(s, c->phase))
-            (void)shutdown(c->fd, SHUT_RDWR);
-    }
+    sweep_connections(s);
     loop_timer_start(&s->sweep, s->times.sweep);
 }
 
@@ -125,6 +107,7 @@ static void on_connection(void *cls, struct MHD_Connection *mhd, void **context,
         c->phase = CONN_NEW;
         c->since = clock_mono_ns();
         DL_APPEND(s->conns, c);
+        s->conn_count++;
         return;
     }
     struct http_conn *c = *context;
@@ -133,6 +116,9 @@ static void on_connection(void *cls, struct MHD_Connection *mhd, void **context,
     *context = NULL;
     loop_fd_stop(&c->gone);
     DL_DELETE(s->conns, c);
+    /* A library that was full listens again only when it looks the next time. */
+    if (s->conn_count-- >= s->config.connections_max)
+        server_run_soon(s);
     free(c);
 }
 

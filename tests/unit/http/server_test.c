@@ -490,6 +490,31 @@ static void notices_an_end_that_comes_with_data(void **state)
     }
 }
 
+/* Connections that are only held do not keep others out. */
+static void a_crowd_makes_room(void **state)
+{
+    (void)state;
+    struct fixture few = {0};
+    struct http_config config = {.listen_fd = -1, .connections_max = 4};
+    fixture_setup(&few, &config);
+    http_routes(few.server, routes, ARRAY_LEN(routes));
+    few.server->times.crowded = 200;
+    few.server->times.sweep = 50;
+    fixture_start(&few);
+    int fds[6];
+    for (size_t i = 0; i < ARRAY_LEN(fds); i++) {
+        fds[i] = client_connect(&few);
+        struct answer a;
+        client_text(fds[i], "GET /items/special HTTP/1.1\r\nHost: x\r\n\r\n");
+        client_answer(fds[i], &a, false);
+        assert_int_equal(a.status, 204);
+        answer_finish(&a);
+    }
+    for (size_t i = 0; i < ARRAY_LEN(fds); i++)
+        (void)close(fds[i]);
+    fixture_teardown(&few);
+}
+
 static int64_t cpu_ns(void)
 {
     struct timespec t;
@@ -639,6 +664,7 @@ int main(void)
         T(serves_a_client_that_sends_single_bytes),
         T(ends_clients_that_dawdle),
         T(notices_an_end_that_comes_with_data),
+        T(a_crowd_makes_room),
         T(does_not_spin_on_an_endless_chunk_header),
         T(answers_later),
         T(tells_of_clients_that_go_away),

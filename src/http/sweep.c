@@ -1,0 +1,60 @@
+/* Connections that go on too long, seen from outside of the library. */
+#include <sys/socket.h>
+
+#include "base/clock.h"
+#include "http/internal.h"
+#include "utlist.h"
+
+static bool crowded(const struct http_server *s)
+{
+    return s->conn_count >= s->config.connections_max - s->config.connections_max / 4;
+}
+
+/* However busily a client sends single bytes: the library's own limit is one of inactivity. */
+static int64_t phase_limit_ms(const struct http_server *s, enum conn_phase phase)
+{
+    switch (phase) {
+    case CONN_IDLE:
+        return crowded(s) ? s->times.crowded : (int64_t)s->config.idle_timeout_s * 1000;
+    case CONN_NEW:
+    case CONN_HEAD:
+        return crowded(s) && s->times.crowded < s->times.head ? s->times.crowded : s->times.head;
+    case CONN_BODY:
+        return s->times.body;
+    case CONN_LINGER:
+        return s->times.linger;
+    case CONN_BUSY:
+        break;
+    }
+    return INT64_MAX;
+}
+
+/* Whether something has come that the library will not look at by itself, found twice with nothing read in
+ * between. It watches for edges, and takes a read that got less than it asked for as the last one: an end
+ * that came together with data is lost to it. And when its buffer is full of what it cannot use yet (a
+ * chunk's header), it neither reads on nor rests. */
+static bool lost_sight_of(struct http_conn *c)
+{
+    const struct http_request *r = c->request;
+    char byte;
+    /* A suspended request has a watch of its own; one that is being answered ends with its answer. */
+    bool reading = !r || (!r->suspended && r->state <= REQUEST_BODY);
+    ssize_t n = reading ? recv(c->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) : -1;
+    bool found = n == 0 || (n > 0 && r && r->state == REQUEST_BODY);
+    int64_t progress = c->since + (r ? (int64_t)r->body_read : 0);
+    bool twice = found && c->overlooked && progress == c->progress;
+    c->overlooked = found;
+    c->progress = progress;
+    return twice;
+}
+
+void sweep_connections(struct http_server *s)
+{
+    int64_t now = clock_mono_ns();
+    struct http_conn *c;
+    DL_FOREACH(s->conns, c)
+    {
+        if (lost_sight_of(c) || (now - c->since) / CLOCK_NS_PER_MS > phase_limit_ms(s, c->phase))
+            (void)shutdown(c->fd, SHUT_RDWR);
+    }
+}
