@@ -6,6 +6,7 @@ cd "$(dirname "$0")/.."
 seconds=${1:-15}
 build=${BUILD_FUZZ:-build-fuzz}
 
+# The targets bring their sanitizers themselves; the libraries they link get theirs here.
 [ -f "$build/build.ninja" ] || CC=clang meson setup "$build" -Db_sanitize=address,undefined -Db_lundef=false \
     -Doptimization=1 >/dev/null
 ninja -C "$build" fuzz

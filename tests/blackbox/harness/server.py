@@ -40,6 +40,7 @@ def temporary():
 class Server:
     def __init__(self, config=None, state_dir=None, listen="127.0.0.1:0", args=(), engine=None):
         self.base = temporary()
+        atexit.register(shutil.rmtree, self.base, ignore_errors=True)
         self.state_dir = state_dir or os.path.join(self.base, "state")
         self.log_path = os.path.join(self.base, "spaced.log")
         self.listen, self.args = listen, list(args)
