@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/id.h"
 #include "broker/broker.h"
+#include "broker/names.h"
 #include "broker/wire.h"
 
 enum request_type {
@@ -111,11 +112,3 @@ int reply_decode(const unsigned char *p, size_t n, unsigned fd_count, struct rep
 
 /* Marks a reply as failed with this error. */
 void reply_fail(struct reply *r, const struct error *err);
-
-/* Well-formedness of identifiers: what both ends check. */
-bool protocol_sandbox_id(const char *s);
-bool protocol_build_id(const char *s);
-bool protocol_digest(const char *s);
-bool protocol_key(const char *s);
-bool protocol_package(const char *s);
-bool protocol_suite(const char *s); /* "" is the host's own */

@@ -3,47 +3,33 @@
 
 #include "base/cleanup.h"
 #include "base/str.h"
+#include "broker/names.h"
 #include "template/private.h"
 #include "json/json.h"
 
 #define PACKAGES_MAX 256
-#define PACKAGE_MAX_BYTES 128
 #define DISK_MIN_MIB 16
 #define DISK_MAX_MIB 1048576
 #define DISK_DEFAULT_MIB 2048
 #define DISK_EXTRA_MIB 512
 #define MIB 1048576
 
-/* Debian's rule for names of packages. */
-static bool package_name(const char *s)
-{
-    size_t n = strlen(s);
-    if (n < 2 || n > PACKAGE_MAX_BYTES)
-        return false;
-    for (size_t i = 0; i < n; i++) {
-        char c = s[i];
-        bool alnum = (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9');
-        if (!alnum && (i == 0 || (c != '+' && c != '-' && c != '.')))
-            return false;
-    }
-    return true;
-}
-
 static int check_packages(const json_t *list, struct error *err)
 {
-    size_t i;
-    const json_t *v;
-    json_array_foreach((json_t *)list, i, v) if (!package_name(json_string_value(v))) return error_field(
-        err, ERROR_INVALID, "packages", "\"%.64s\" is no name of a Debian package", json_string_value(v));
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        const char *name = json_string_value(json_array_get(list, i));
+        if (!protocol_package(name))
+            return error_field(err, ERROR_INVALID, "packages", "\"%.64s\" is no name of a Debian package",
+                               name);
+    }
     return 0;
 }
 
 static int check_suite(const char *suite, struct error *err)
 {
-    for (const char *p = suite; *p; p++)
-        if (!((*p >= 'a' && *p <= 'z') || (*p >= '0' && *p <= '9') || (p > suite && *p == '-')))
-            return error_field(err, ERROR_INVALID, "suite", "suite is the name of a Debian release");
-    return 0;
+    if (protocol_suite(suite))
+        return 0;
+    return error_field(err, ERROR_INVALID, "suite", "suite is the name of a Debian release");
 }
 
 /* An image is sparse: room costs nothing until it is used, so there is plenty. What an archive holds is not

@@ -145,6 +145,7 @@ static const struct bad bads[] = {
     {"seed", "{'kind':'debian','upload':'up_x'}", ERROR_UNKNOWN_FIELD, "upload"},
     {"seed", "{'kind':'debian','suite':'../x'}", ERROR_INVALID, "suite"},
     {"seed", "{'kind':'debian','suite':'-x'}", ERROR_INVALID, "suite"},
+    {"seed", "{'kind':'debian','suite':'12'}", ERROR_INVALID, "suite"},
     {"seed", "{'kind':'debian','packages':'vim'}", ERROR_INVALID, "packages"},
     {"seed", "{'kind':'debian','packages':['vim','-o x']}", ERROR_INVALID, "packages"},
     {"seed", "{'kind':'debian','packages':['?essential']}", ERROR_INVALID, "packages"},
