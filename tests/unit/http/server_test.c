@@ -474,8 +474,8 @@ static void notices_an_end_that_comes_with_data(void **state)
         "GET /items/special HTTP/1.1\r\nHost: x\r\n\r\n",
         "GET /items/special HTTP/1.1\r\nHost: x\r\n\r\nGET /items/special HTTP/1.1\r\nHost: x\r\n\r\n",
         "GET /items/special HTTP/1.1\r\nHo",
-        "POST /items HTTP/1.1\r\nX-API-Key: user\r\nContent-Type: application/json\r\n"
-        "Content-Length: 50\r\n\r\n{",
+        ("POST /items HTTP/1.1\r\nX-API-Key: user\r\nContent-Type: application/json\r\n"
+         "Content-Length: 50\r\n\r\n{"),
         "POST /items HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{"};
     int one = 1;
     for (size_t i = 0; i < ARRAY_LEN(starts); i++) {
