@@ -46,7 +46,7 @@ class Leaks(OwnServerTest):
         if n % 7 == 3:
             session = sb.session(["sleep", "100"], start="now")
             self.assertTrue(session["attach"]["token"])
-        if n % 11 == 4:  # one that was waited for
+        if n % 12 == 4:  # one that was waited for
             sb.verb("pause")
         sb.delete(wait=n % 5 != 4)
 
