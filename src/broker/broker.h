@@ -11,7 +11,7 @@
  *   golden/<key>/{mem,disk.raw,state}       root 0444 once sealed
  *   sandboxes/<id>/disk.raw                 owned by the sandbox's uid, 0600
  *   sandboxes/<id>/run/{agent.sock,qmp.sock} sockets bound by the broker; directory root:spaced 0750
- *   sandboxes/<id>/run/console.log          last 64 KiB of console output (a ring kept by the VMM)
+ *   sandboxes/<id>/run/vmm.log              the last words of the VMM itself (its standard error)
  * Each callback runs once on the loop's thread; after broker_destroy none does. */
 #pragma once
 
