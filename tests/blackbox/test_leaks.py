@@ -21,7 +21,7 @@ class Leaks(OwnServerTest):
             "goldens": host.listing(os.path.join(pool, "golden")),
             "mounts": host.mounts(self.server.state_dir),
             "loops": host.loops(self.server.state_dir),
-            "cgroups": len(host.cgroups("sb_")),
+            "cgroups": len(self.server.cgroups()),
             "daemon's descriptors": len(daemon.fds()),
             "broker's descriptors": len(broker.fds()),
             "leases": len(host.listing(os.path.join(self.server.state_dir, "privd", "sandboxes"))),

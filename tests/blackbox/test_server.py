@@ -8,7 +8,6 @@ import unittest
 from harness import host, server
 from harness.case import OwnServerTest, SpaceTest, limit
 from harness.server import Server
-from harness.wait import until
 
 
 def refused(one, timeout=60):
@@ -122,29 +121,29 @@ class TwoServers(OwnServerTest):
 class Purge(unittest.TestCase):
     @limit(400)
     def test_purge_leaves_nothing(self):
-        before = self.picture()
         one = Server().start().with_busybox()
         try:
             running, stopped = one.api.sandbox(template="busybox"), one.api.sandbox(template="busybox")
             stopped.verb("stop")
-            ids = one.sandbox_dirs()
+            ids, cgroups = one.sandbox_dirs(), one.cgroup_parents()
+            uids = {int(p.status()["Uid"].split()[0]) for p in one.vmms()}
             self.assertIn(running.id, ids)
+            self.assertTrue(cgroups)
             one.kill()
             done = one.purge()
             self.assertEqual(done.returncode, 0, done)
             self.assertFalse(host.with_argument(*ids), "VMM processes are left")
             self.assertFalse(one.leftovers())
-            until(lambda: self.picture() == before, f"the host as before: {before}, now {self.picture()}", 20)
+            self.assertFalse([path for path in cgroups if os.path.exists(path)], "cgroups are left")
+            owners = {os.stat(f"/proc/{p.pid}").st_uid for p in host.processes() if p.alive}
+            self.assertFalse(uids & owners, "processes of its uids are left")
+            for folder, _, names in os.walk("/run/space"):
+                for name in names:
+                    self.assertNotIn(one.state_dir, host.read(os.path.join(folder, name)), name)
             again = one.purge()
             self.assertEqual(again.returncode, 0, "purging twice")
         finally:
             one.purge_quietly()
-
-    @staticmethod
-    def picture():
-        """What a server takes on the host, outside of its directory."""
-        return {"loops": host.loops("/var/tmp/space-test-"), "mounts": host.mounts("/var/tmp"),
-                "cgroups": host.cgroups("space"), "run": host.listing("/run/space")}
 
 
 class Confinement(SpaceTest):

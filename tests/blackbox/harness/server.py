@@ -195,6 +195,15 @@ class Server:
         found = [p for p in host.with_argument(sandbox_id) if "qemu" in p.exe or "firecracker" in p.exe]
         return found[0] if found else None
 
+    def cgroup_parents(self):
+        """The cgroup directories, one of each hierarchy, that hold this server's sandboxes."""
+        ids = self.sandbox_dirs()
+        return {os.path.dirname(path) for path in host.cgroups(*ids)} if ids else set()
+
+    def cgroups(self):
+        return sorted(os.path.join(parent, name) for parent in self.cgroup_parents()
+                      for name in host.listing(parent) if name.startswith("sb_"))
+
     def leftovers(self):
         """What must not be there after --purge."""
         left = {
