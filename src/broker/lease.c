@@ -2,7 +2,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <jansson.h>
 #include <limits.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -16,6 +15,7 @@
 #include "base/fs.h"
 #include "base/id.h"
 #include "base/str.h"
+#include "json/json.h"
 
 #define FILE_MAX 8192
 
@@ -25,12 +25,6 @@ void privd_lease_directory(const char *path)
 {
     lease_dir = path ? path : "/run/space/leases";
 }
-
-static void json_clear(json_t **j)
-{
-    json_decref(*j);
-}
-#define AUTO_JSON CLEANUP(json_clear)
 
 static int write_json(int dir_fd, const char *name, const json_t *j, struct error *err)
 {

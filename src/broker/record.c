@@ -2,7 +2,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <jansson.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -11,15 +10,10 @@
 #include "base/cleanup.h"
 #include "base/fs.h"
 #include "base/str.h"
+#include "json/json.h"
 
 #define RECORD_VERSION 1
 #define RECORD_BYTES_MAX 16384
-
-static void json_clear(json_t **j)
-{
-    json_decref(*j);
-}
-#define AUTO_JSON CLEANUP(json_clear)
 
 static void record_name(const char *id, const char *suffix, char name[64])
 {

@@ -7,7 +7,14 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/cleanup.h"
 #include "base/error.h"
+
+static inline void json_cleanup(json_t **j)
+{
+    json_decref(*j);
+}
+#define AUTO_JSON CLEANUP(json_cleanup) /* see base/cleanup.h */
 
 #define JSON_BODY_MAX (1024 * 1024) /* bytes of a JSON request body, unless a route says otherwise */
 

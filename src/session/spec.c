@@ -27,12 +27,6 @@ struct fields {
     double timeout_s; /* 0: none */
 };
 
-static void cleanup_json(json_t **j)
-{
-    json_decref(*j);
-}
-#define AUTO_JSON CLEANUP(cleanup_json)
-
 /* A number of seconds, whole or not: takes it out of the object, since the field tables know no such kind. */
 static int take_timeout(json_t *body, double *ret, struct error *err)
 {
