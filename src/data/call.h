@@ -65,6 +65,9 @@ struct sandbox *data_sandbox(struct data *d, struct http_request *r);
 /* The same for {pr} of it. */
 struct process *data_process(struct data *d, struct http_request *r);
 
+/* Adds a header with a number to the answer to come. */
+void data_add_header_u64(struct http_request *r, const char *name, uint64_t n);
+
 /* --- handlers (arg: struct data *) --- */
 void sessions_post(struct http_request *r, void *arg);
 void process_sessions_post(struct http_request *r, void *arg);

@@ -94,6 +94,13 @@ void data_destroy(struct data *d)
     free(d);
 }
 
+void data_add_header_u64(struct http_request *r, const char *name, uint64_t n)
+{
+    char text[24];
+    (void)snprintf(text, sizeof(text), "%llu", (unsigned long long)n);
+    http_add_header(r, name, text);
+}
+
 /* --- finding what a path names --- */
 
 /* Another project's sandbox is answered like none; an admin sees all. */

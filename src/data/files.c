@@ -272,13 +272,6 @@ static ssize_t no_fill(struct http_request *r, void *to, size_t max)
     return -1;
 }
 
-static void add_number(struct http_request *r, const char *name, uint64_t n)
-{
-    char text[24];
-    (void)snprintf(text, sizeof(text), "%llu", (unsigned long long)n);
-    http_add_header(r, name, text);
-}
-
 static void add_headers(struct file_call *f, const struct guest_stat *st)
 {
     struct http_request *r = f->call.r;
@@ -291,8 +284,8 @@ static void add_headers(struct file_call *f, const struct guest_stat *st)
         http_add_header(r, "Last-Modified", text);
     (void)snprintf(text, sizeof(text), "%04o", st->mode & 07777u);
     http_add_header(r, "X-Space-Mode", text);
-    add_number(r, "X-Space-Uid", st->uid);
-    add_number(r, "X-Space-Gid", st->gid);
+    data_add_header_u64(r, "X-Space-Uid", st->uid);
+    data_add_header_u64(r, "X-Space-Gid", st->gid);
     if (f->part) {
         (void)snprintf(text, sizeof(text), "bytes %llu-%llu/%llu", (unsigned long long)f->offset,
                        (unsigned long long)(f->offset + f->length - 1), (unsigned long long)st->size);

@@ -197,13 +197,6 @@ static int read_stream(struct http_request *r, enum guest_stream *ret, struct er
     return 0;
 }
 
-static void header_u64(struct http_request *r, const char *name, uint64_t value)
-{
-    char text[24];
-    (void)snprintf(text, sizeof(text), "%llu", (unsigned long long)value);
-    http_add_header(r, name, text);
-}
-
 void process_output_get(struct http_request *r, void *arg)
 {
     struct process *p = data_process(arg, r);
@@ -230,8 +223,8 @@ void process_output_get(struct http_request *r, void *arg)
         http_reply_error(r, &err);
         return;
     }
-    header_u64(r, "X-Space-Offset", offset);
-    header_u64(r, "X-Space-End", end);
+    data_add_header_u64(r, "X-Space-Offset", offset);
+    data_add_header_u64(r, "X-Space-End", end);
     http_add_header(r, "Cache-Control", "no-store");
     http_reply_text(r, 200, "application/octet-stream", data, n);
 }
