@@ -2,7 +2,7 @@
  * except where a comment says otherwise.
  *
  * Phase order of one turn (docs/design/loop.md):
- *   1. before-sleep hooks, in the order they were added (flush batches, run MHD);
+ *   1. before-sleep hooks, in the order they were added (batches of the last turn, as the store's);
  *   2. epoll_wait until the next timer is due (not at all when a deferred call is queued);
  *   3. due timers, earliest first;
  *   4. ready descriptors; signals, children and finished work are descriptors too;
