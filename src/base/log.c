@@ -106,13 +106,38 @@ static void append_fields(struct buf *b, const char *fields)
     }
 }
 
+static size_t count(const char *s, char c)
+{
+    size_t n = 0;
+    for (; *s; s++)
+        n += *s == c;
+    return n;
+}
+
+/* Values come from anywhere and may hold what closes a quoted one. When it is not plain which of them are the
+ * format's own, all from the first quote to the last becomes one value: nobody forges a field. */
+static void keep_quotes(char *text, const char *format, bool cut)
+{
+    size_t own = count(format, QUOTE_CLOSE);
+    char *first = strchr(text, QUOTE_OPEN);
+    char *last = cut ? NULL : strrchr(text, QUOTE_CLOSE);
+    if (own == 0 || !first || (!cut && count(text, QUOTE_CLOSE) == own))
+        return;
+    for (char *p = first + 1; *p; p++)
+        if (*p == QUOTE_CLOSE && p != last)
+            *p = '?';
+}
+
 void log_event(enum log_level level, const char *message, const char *fields, ...)
 {
     char text[LINE_MAX_BYTES / 2];
     va_list ap;
     va_start(ap, fields);
-    (void)vsnprintf(text, sizeof(text), fields, ap);
+    int n = vsnprintf(text, sizeof(text), fields, ap);
     va_end(ap);
+    if (n < 0)
+        text[0] = '\0';
+    keep_quotes(text, fields, n >= (int)sizeof(text));
 
     char when[CLOCK_RFC3339_SIZE];
     clock_rfc3339(clock_wall_ms(), when);

@@ -146,6 +146,16 @@ static void test_log_lines_stay_lines(void **state)
     text = logged(true, longer);
     assert_true(strlen(text) <= 4096);
     assert_string_equal(text + strlen(text) - 3, "\"}\n");
+    /* A value cannot end its own quotes, also not when the real end is cut off. */
+    text = logged(false, "a\x02 sandbox=sb_forged b=\x01");
+    assert_null(strstr(text, "\" sandbox=sb_forged"));
+    assert_non_null(strstr(text, " sandbox=sb_forged"));
+    memset(longer, 'x', sizeof(longer) - 1);
+    memcpy(longer, "a\x02 sandbox=sb_forged ", 22);
+    char longest[4001];
+    (void)snprintf(longest, sizeof(longest), "%s%s", longer, longer + 100);
+    text = logged(true, longest);
+    assert_null(strstr(text, "\"sb_forged\""));
     enum log_level level;
     assert_true(log_level_parse("error", &level));
     assert_int_equal(level, LOG_ERROR);
