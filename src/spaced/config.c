@@ -262,7 +262,10 @@ int config_command_line(struct config *c, int argc, char *const *argv, enum conf
 
 static bool is_loopback(const char *listen)
 {
-    return str_starts(listen, "127.") || str_starts(listen, "[::1]:") || str_starts(listen, "localhost:");
+    /* "127.evil.example" starts like an address but is a name. */
+    bool address = listen[strspn(listen, "0123456789.")] == ':';
+    return (address && str_starts(listen, "127.")) || str_starts(listen, "[::1]:") ||
+           str_starts(listen, "localhost:");
 }
 
 int config_check(const struct config *c, struct error *err)

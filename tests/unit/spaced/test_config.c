@@ -105,6 +105,11 @@ static void test_dev_refuses_other_addresses(void **state)
     c.dev = true;
     assert_ok(config_set(&c, "listen", "0.0.0.0:7780", &err), &err);
     assert_int_equal(config_check(&c, &err), ERROR_INVALID);
+    assert_ok(config_set(&c, "listen", "127.evil.example:7780", &err),
+              &err); /* a name, whatever it starts with */
+    assert_int_equal(config_check(&c, &err), ERROR_INVALID);
+    assert_ok(config_set(&c, "listen", "127.0.0.2:7780", &err), &err);
+    assert_ok(config_check(&c, &err), &err);
     assert_ok(config_set(&c, "listen", "[::1]:0", &err), &err);
     assert_ok(config_check(&c, &err), &err);
     c.default_vcpus = 8;
