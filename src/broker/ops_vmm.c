@@ -344,7 +344,9 @@ static int launch(struct start *s, struct jail_child *child)
         return rc;
     r->vmm_pid = child->pid;
     r->vmm_start = proc_start_time(child->pid);
-    rc = record_write(p->records_fd, r, &j->err);
+    /* Without it nobody could find this VMM again. */
+    rc = r->vmm_start ? record_write(p->records_fd, r, &j->err)
+                      : error_set(&j->err, ERROR_INTERNAL, "the VMM's start time cannot be read");
     if (rc == 0)
         rc = cgroup_attach(r, child->pid, &j->err);
     if (rc < 0)
