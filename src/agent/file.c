@@ -106,9 +106,6 @@ static void on_report(struct watch *w, uint32_t events)
      */
     if (n < 0 && errno == ECONNRESET)
         n = recv(f->control, &r, sizeof(r), MSG_DONTWAIT);
-    /* A child that failed before it read the commit leaves a reset behind, and its report after that. */
-    if (n < 0 && errno == ECONNRESET)
-        n = recv(f->control, &r, sizeof(r), MSG_DONTWAIT);
     if (n < 0 && (errno == EAGAIN || errno == EINTR))
         return;
     if (n != sizeof(r)) {
