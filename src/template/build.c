@@ -15,6 +15,7 @@ void build_free(struct build *b)
 {
     if (!b)
         return;
+    loop_timer_stop(&b->limit);
     loop_fd_stop(&b->log_watch);
     cleanup_close(&b->log_read);
     cleanup_close(&b->log_write);
@@ -139,6 +140,7 @@ static void on_built(void *arg, const struct error *err, const char *digest, uin
 {
     struct build *b = arg;
     struct error why = ERROR_INIT;
+    loop_timer_stop(&b->limit);
     if (!b->t) {
         DL_DELETE(orphans, b);
         build_free(b);
@@ -146,6 +148,9 @@ static void on_built(void *arg, const struct error *err, const char *digest, uin
     }
     if (err) {
         why = *err;
+        if (b->late)
+            (void)error_set(&why, ERROR_TIMEOUT, "it took longer than %lld s",
+                            (long long)(b->t->config.build_limit_ms / 1000));
         (void)error_wrap(&why, "the root file system could not be built");
         finish(b, NULL, &why);
         return;
@@ -161,6 +166,13 @@ static void on_built(void *arg, const struct error *err, const char *digest, uin
         finish(b, NULL, &why);
     else
         prepare(b);
+}
+
+static void on_limit(struct loop_timer *timer)
+{
+    struct build *b = timer->arg;
+    b->late = true;
+    broker_template_build_cancel(b->t->config.broker, b->id);
 }
 
 static void start(struct build *b)
@@ -185,6 +197,7 @@ static void start(struct build *b)
                                            .disk_mib = b->disk_mib,
                                            .log_fd = b->log_write};
     b->state = BUILD_ROOT;
+    loop_timer_start(&b->limit, b->t->config.build_limit_ms);
     phase(b, "building root file system");
     LOG(LOG_INFO, "template build starts", "operation=%s release=%s template=%s", b->operation_id, b->id,
         b->name);
@@ -213,6 +226,7 @@ static struct build *build_new(struct templates *t, const char *name)
     b->t = t;
     b->source_fd = b->log_read = b->log_write = -1;
     buf_init(&b->log, LOG_MAX);
+    loop_timer_init(t->config.loop, &b->limit, on_limit, b);
     id_new("tp", b->id);
     (void)str_copy(b->name, sizeof(b->name), name);
     return b;
@@ -271,6 +285,7 @@ void builds_destroy(struct templates *t)
             build_free(b);
             continue;
         }
+        loop_timer_stop(&b->limit);
         loop_fd_stop(&b->log_watch);
         b->t = NULL;
         DL_APPEND(orphans, b);

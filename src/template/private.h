@@ -13,6 +13,7 @@
 #define RELEASES_MAX 1024 /* over all templates */
 #define TAGS_MAX 4096     /* over all templates */
 #define BUILDS_WAITING_MAX 16
+#define BUILD_LIMIT_MS (2 * 3600 * 1000LL)
 #define UPLOADS_OPEN_MAX 8  /* being written */
 #define UPLOADS_KEPT_MAX 16 /* whole, waiting for their build */
 #define UPLOAD_KEEP_MS 3600000
@@ -66,6 +67,8 @@ struct build {
     int log_read, log_write; /* pipe; owned */
     struct loop_fd log_watch;
     struct buf log;
+    struct loop_timer limit; /* while BUILD_ROOT */
+    bool late;               /* it was canceled because its time was over */
 };
 
 struct upload_file {

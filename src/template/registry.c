@@ -489,6 +489,8 @@ int templates_create(const struct templates_config *config, struct templates **r
     t->config = *config;
     if (t->config.builds_max == 0)
         t->config.builds_max = 1;
+    if (t->config.build_limit_ms == 0)
+        t->config.build_limit_ms = BUILD_LIMIT_MS;
     if (t->config.upload_max_bytes == 0)
         t->config.upload_max_bytes = 16ULL << 30;
     t->upload_dir = strdup(config->upload_dir);

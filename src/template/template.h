@@ -25,6 +25,7 @@ struct templates_config {
     const char *upload_dir;    /* where uploaded archives and build logs are kept meanwhile; copied */
     uint64_t upload_max_bytes; /* default 16 GiB */
     unsigned builds_max;       /* at once; default 1, others wait */
+    int64_t build_limit_ms;    /* for a root file system; default 2 hours */
 };
 
 int templates_create(const struct templates_config *config, struct templates **ret, struct error *err);

@@ -226,6 +226,31 @@ static void test_failing_build_keeps_its_log(void **state)
     assert_null(templates_build_log(s->t, "../space.db", &err));
 }
 
+/* A mirror that hangs does not keep the one place for builds. */
+static void test_build_ends_in_time(void **state)
+{
+    struct shop *s = *state;
+    struct error err = ERROR_INIT;
+    char op[ID_SIZE];
+    shop_close(s);
+    s->build_limit_ms = 20;
+    shop_open(s);
+    assert_ok(shop_try(s, "t", "{'kind':'debian'}", op, &err), &err);
+    shop_until(s, fake_templates.canceled == 1);
+    assert_string_equal(status(s, op), "running"); /* until the broker says that nothing is left */
+    fake_build_fail(ERROR_CONFLICT);
+    assert_string_equal(status(s, op), "failed");
+    assert_string_equal(in_operation(s, op, "error", "type"), "urn:space:error:timeout");
+    /* In the golden's boot the limit is the golden's own. */
+    assert_ok(shop_try(s, "t", "{'kind':'debian'}", op, &err), &err);
+    shop_until(s, fake_templates.open == 1);
+    fake_build_answer("a", 1);
+    shop_turns(s, 10);
+    assert_int_equal(fake_templates.canceled, 1);
+    fake_prepare_answer(0);
+    assert_string_equal(status(s, op), "succeeded");
+}
+
 static void test_log_is_bounded(void **state)
 {
     struct shop *s = *state;
@@ -380,6 +405,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_refused, shop_setup, shop_teardown),
         cmocka_unit_test_setup_teardown(test_queue, shop_setup, shop_teardown),
         cmocka_unit_test_setup_teardown(test_failing_build_keeps_its_log, shop_setup, shop_teardown),
+        cmocka_unit_test_setup_teardown(test_build_ends_in_time, shop_setup, shop_teardown),
         cmocka_unit_test_setup_teardown(test_log_is_bounded, shop_setup, shop_teardown),
         cmocka_unit_test_setup_teardown(test_failed_logs_are_bounded, shop_setup, shop_teardown),
         cmocka_unit_test_setup_teardown(test_template_that_does_not_boot, shop_setup, shop_teardown),

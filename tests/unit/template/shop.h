@@ -20,6 +20,7 @@ struct shop {
     struct sandboxes *sandboxes;
     struct templates *t;
     int started;
+    int64_t build_limit_ms;
 };
 
 static inline void shop_started(void *arg, const struct error *err)
@@ -56,7 +57,8 @@ static inline void shop_open(struct shop *s)
                                         .store = s->store,
                                         .default_shape = {.vcpus = 1, .memory_mib = 256, .disk_mib = 1024},
                                         .upload_dir = s->uploads,
-                                        .upload_max_bytes = 1 << 20};
+                                        .upload_max_bytes = 1 << 20,
+                                        .build_limit_ms = s->build_limit_ms};
     assert_ok(templates_create(&tc, &s->t, &err), &err);
     assert_ok(templates_start(s->t, s->sandboxes, &err), &err);
     s->started = 0;
