@@ -76,13 +76,11 @@ int cli_call(struct cli *c, const char *method, char *path, json_t *body, json_t
 int cli_fail(const struct cli *c, const struct error *err)
 {
     (void)fflush(c->out);
-    (void)fputs("space: ", stderr);
-    cli_print_text(stderr, err->message);
-    if (*err->field)
-        (void)fprintf(stderr, " (field %s)", err->field);
-    if (*err->operation_id)
-        (void)fprintf(stderr, " (operation %s)", err->operation_id);
-    (void)fputc('\n', stderr);
+    char text[sizeof(*err) + 64];
+    (void)snprintf(text, sizeof(text), "space: %s%s%s%s%s%s%s\n", err->message, *err->field ? " (field " : "",
+                   err->field, *err->field ? ")" : "", *err->operation_id ? " (operation " : "",
+                   err->operation_id, *err->operation_id ? ")" : "");
+    cli_print_text(stderr, text);
     return exit_for_error(err, c->client && client_unreachable(c->client));
 }
 
@@ -190,7 +188,9 @@ static void show_phase(const json_t *operation, char *last, size_t size)
     if (!phase || !*phase || strcmp(phase, last) == 0)
         return;
     (void)str_copy(last, size, phase);
-    (void)fprintf(stderr, "space: %s: ", kind ? kind : "operation");
+    (void)fputs("space: ", stderr);
+    cli_print_text(stderr, kind ? kind : "operation");
+    (void)fputs(": ", stderr);
     cli_print_text(stderr, phase);
     (void)fputc('\n', stderr);
 }

@@ -141,6 +141,9 @@ class Lists(Case):
         self.assertIn("state=a%20b", self.server.requests[0][1])
         r = self.space("ls", "-o", "json")
         self.assertEqual([i["id"] for i in json.loads(r.stdout)["items"]], ["sb_a", "sb_b"])
+        self.server.answers[("GET", "/v1/sandboxes/sb_1")] = (400, problem(400, "invalid_request", field="a\x1b]0;x"), {})
+        r = self.space("get", "sb_1")
+        self.assertIn(b"(field a?]0;x)", r.stderr)
 
     def test_names_are_looked_up(self):
         self.assertEqual(self.space("get", "one").returncode, 0)
