@@ -129,7 +129,7 @@ class HostileGuest(SpaceTest):
 
     @limit(300)
     def test_memory_hog_is_oom_killed(self):
-        done = self.sb.exec(["awk", 'BEGIN { for (;;) a[i++] = sprintf("%4000s", i) }'], timeout_s=120, timeout=200)
+        done = self.sb.exec(["dd", "if=/dev/zero", "of=/dev/null", "bs=205M", "count=1"], timeout_s=120, timeout=200)
         self.assertEqual(done.result["reason"], "oom_killed", done)
         self.assertEqual(self.sb.sh("echo survived"), "survived\n")
 
