@@ -91,7 +91,12 @@ int vmm_stop(struct privd *p, struct sandbox *s, struct error *err)
     s->rec.vmm_pid = 0;
     s->rec.vmm_start = 0;
     s->rec.cgroup_count = 0;
-    return record_write(p->records_fd, &s->rec, err);
+    /* On a full disk the record stays as it was. It names a process that is gone, which everybody who reads
+     * it finds out; and a removal must go on, since it is what makes room. */
+    struct error why = ERROR_INIT;
+    if (record_write(p->records_fd, &s->rec, &why) < 0)
+        LOG(LOG_WARN, "a record could not be replaced", "sandbox=%s reason=" LOG_Q, s->rec.id, why.message);
+    return 0;
 }
 
 /* --- sockets and the FIFO --- */

@@ -200,6 +200,11 @@ int pool_set_up(const char *state_dir, uint32_t size_mib, struct pool *ret, stru
     int rc = choose(state_dir, &p, size_mib, &pool, err);
     if (rc < 0)
         return error_wrap(err, "storage pool");
+    char known[16];
+    if (remembered(&p, known) && strcmp(known, pool.kind) == 0) {
+        *ret = pool; /* nothing to write: a start on a full disk works */
+        return 0;
+    }
     char line[32];
     int n = snprintf(line, sizeof(line), "%s\n", pool.kind);
     rc = record_replace(AT_FDCWD, p.kind, line, (size_t)n, 0600, err);
@@ -219,18 +224,40 @@ static int detach(const char *image, struct error *err)
     return rc;
 }
 
+/* Unmounts the pool; when it returns, the file system is gone, or somebody has held it for seconds. */
+static int unmount(const struct paths *p, struct error *err)
+{
+    while (is_mounted(p->pool)) {
+        if (umount2(p->pool, UMOUNT_NOFOLLOW) == 0)
+            continue;
+        /* Somebody looks at it: it goes out of sight now and away with its last user. */
+        if (errno != EBUSY || umount2(p->pool, MNT_DETACH | UMOUNT_NOFOLLOW) < 0)
+            return error_errno(err, ERROR_INTERNAL, errno, "unmount %s", p->pool);
+    }
+    return detach(p->image, err);
+}
+
+bool pool_is_broken(const char *state_dir)
+{
+    struct paths p;
+    struct statvfs v;
+    make_paths(state_dir, &p);
+    return access(p.image, F_OK) == 0 && is_mounted(p.pool) && statvfs(p.pool, &v) == 0 &&
+           (v.f_flag & ST_RDONLY);
+}
+
+int pool_unmount(const char *state_dir, struct error *err)
+{
+    struct paths p;
+    make_paths(state_dir, &p);
+    return unmount(&p, err);
+}
+
 int pool_purge(const char *state_dir, struct error *err)
 {
     struct paths p;
     make_paths(state_dir, &p);
-    while (is_mounted(p.pool)) {
-        if (umount2(p.pool, UMOUNT_NOFOLLOW) == 0)
-            continue;
-        /* Somebody looks at it: it goes out of sight now and away with its last user. */
-        if (errno != EBUSY || umount2(p.pool, MNT_DETACH | UMOUNT_NOFOLLOW) < 0)
-            return error_errno(err, ERROR_INTERNAL, errno, "unmount %s", p.pool);
-    }
-    int rc = detach(p.image, err);
+    int rc = unmount(&p, err);
     if (rc < 0)
         return rc;
     if (unlink(p.image) < 0 && errno != ENOENT)

@@ -17,6 +17,13 @@ struct pool {
  * of the free space, at least 8 GiB. May take seconds. */
 int pool_set_up(const char *state_dir, uint32_t size_mib, struct pool *ret, struct error *err);
 
+/* Whether the pool's file system has made itself read-only, which it does when the disk below it fails or is
+ * full. It stays so until everybody has let go of it. */
+bool pool_is_broken(const char *state_dir);
+
+/* Takes the pool out of use, for pool_set_up to begin anew. What runs on it must have been ended. */
+int pool_unmount(const char *state_dir, struct error *err);
+
 /* Unmounts, detaches and deletes the pool with everything in it. Having none is success. */
 int pool_purge(const char *state_dir, struct error *err);
 

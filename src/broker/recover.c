@@ -275,11 +275,56 @@ static int init(struct privd *p, const struct privd_options *o, struct error *er
     return rc < 0 ? rc : open_private(p, err);
 }
 
+/* One round of SIGKILL to every process under the lease's VMM and build uids. Returns how many there
+ * were: what no record led to. */
+static unsigned kill_leased(const struct privd *p)
+{
+    unsigned found = 0;
+    AUTO_CLOSEDIR DIR *d = opendir("/proc");
+    struct dirent *e;
+    while (d && (e = readdir(d))) {
+        struct stat st;
+        uint64_t pid;
+        if (!str_to_u64(e->d_name, 2, INT32_MAX, &pid) || fstatat(dirfd(d), e->d_name, &st, 0) < 0)
+            continue;
+        if (st.st_uid <= p->lease.uid_first || st.st_uid - p->lease.uid_first >= LEASE_BLOCK)
+            continue;
+        found++;
+        (void)kill((pid_t)pid, SIGKILL);
+    }
+    return found;
+}
+
+/* Ends every process under the leased uids and waits until none is left. */
+static int end_leased(const struct privd *p, struct error *err)
+{
+    for (int round = 0; kill_leased(p) > 0; round++) {
+        if (round == KILL_ROUNDS)
+            return error_set(err, ERROR_TIMEOUT, "processes of the leased uids do not end");
+        (void)poll(NULL, 0, 10); /* not our children: nothing to wait on but /proc */
+    }
+    return 0;
+}
+
+/* A pool that has become read-only is mounted again. The VMMs on it cannot write their disks any more and
+ * hold the old file system, so they end; their sandboxes become `failed`. */
+static int mend_pool(struct privd *p, struct error *err)
+{
+    if (!pool_is_broken(p->state_dir))
+        return 0;
+    LOG(LOG_WARN, "the pool had become read-only: ending its VMMs to mount it again", "state_dir=%s",
+        p->state_dir);
+    int rc = end_leased(p, err);
+    return rc < 0 ? rc : pool_unmount(p->state_dir, err);
+}
+
 int privd_set_up(struct privd *p, const struct privd_options *o, struct error *err)
 {
     int rc = init(p, o, err);
     if (rc == 0)
         rc = builds_recover(p, err);
+    if (rc == 0)
+        rc = mend_pool(p, err);
     if (rc == 0)
         rc = open_pool(p, o->pool_size_mib, err);
     if (rc == 0)
@@ -321,26 +366,6 @@ void privd_tear_down(struct privd *p)
 
 /* --- purge --- */
 
-/* One round of SIGKILL to every process under the lease's VMM and build uids. Returns how many there
- * were: what no record led to. */
-static unsigned kill_leased(const struct privd *p)
-{
-    unsigned found = 0;
-    AUTO_CLOSEDIR DIR *d = opendir("/proc");
-    struct dirent *e;
-    while (d && (e = readdir(d))) {
-        struct stat st;
-        uint64_t pid;
-        if (!str_to_u64(e->d_name, 2, INT32_MAX, &pid) || fstatat(dirfd(d), e->d_name, &st, 0) < 0)
-            continue;
-        if (st.st_uid <= p->lease.uid_first || st.st_uid - p->lease.uid_first >= LEASE_BLOCK)
-            continue;
-        found++;
-        (void)kill((pid_t)pid, SIGKILL);
-    }
-    return found;
-}
-
 static int kill_everything(struct privd *p, struct error *err)
 {
     int rc = builds_recover(p, err);
@@ -351,12 +376,7 @@ static int kill_everything(struct privd *p, struct error *err)
         if (rc == 0)
             rc = record_remove(p->records_fd, s->rec.id, err);
     }
-    for (int round = 0; rc == 0 && kill_leased(p) > 0; round++) {
-        if (round == KILL_ROUNDS)
-            return error_set(err, ERROR_TIMEOUT, "processes of the leased uids do not end");
-        (void)poll(NULL, 0, 10); /* not our children: nothing to wait on but /proc */
-    }
-    return rc;
+    return rc < 0 ? rc : end_leased(p, err);
 }
 
 static int remove_private(struct privd *p, struct error *err)

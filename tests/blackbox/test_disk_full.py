@@ -1,0 +1,87 @@
+"""The disk below the state directory is full: nothing is lost for good, and space that comes back is enough."""
+import errno
+import os
+import subprocess
+
+from harness import server
+from harness.case import SpaceTest, limit
+
+
+class DiskFull(SpaceTest):
+    """A state directory on a small file system of its own."""
+
+    def setUp(self):
+        self.base = server.temporary()
+        self.addCleanup(os.rmdir, self.base)
+        image, self.disk = self.base + ".img", os.path.join(self.base, "disk")
+        self.addCleanup(os.unlink, image)
+        with open(image, "wb") as out:
+            out.truncate(1200 << 20)
+        os.mkdir(self.disk)
+        self.addCleanup(os.rmdir, self.disk)
+        for command in (["mkfs.ext4", "-q", "-m", "0", image], ["mount", "-o", "loop", image, self.disk]):
+            subprocess.run(command, check=True)
+        self.addCleanup(subprocess.run, ["umount", self.disk], check=True)
+        os.chmod(self.disk, 0o755)
+        config = {"warm_per_golden": 0, "default_memory_mib": 128, "default_disk_mib": 256, "pool_size_mib": 700}
+        self.server = server.Server(config=config, state_dir=os.path.join(self.disk, "state"))
+        self.addCleanup(self.server.close)
+        self.server.start().with_busybox()
+        self.api = self.server.api
+
+    def fill(self):
+        with open(os.path.join(self.disk, "fill"), "wb") as out:
+            for size in (16 << 20, 4096):
+                try:
+                    while True:
+                        os.posix_fallocate(out.fileno(), os.fstat(out.fileno()).st_size, size)
+                except OSError as error:
+                    self.assertEqual(error.errno, errno.ENOSPC)
+
+    def free(self):
+        os.unlink(os.path.join(self.disk, "fill"))
+
+    @limit(300)
+    def test_while_it_is_full_and_after(self):
+        sb = self.sandbox()
+        kept = sb.exec(["echo", "kept"]).process["id"]
+        sb.session("sleep 2; dd if=/dev/zero of=/root/f bs=1M count=100; sync", start="now")
+        self.fill()
+        # What must be durable is refused by name; what need not be goes on.
+        self.api.problem("POST", "/v1/sandboxes", {"template": "busybox"}, status=507, slug="no_space")
+        self.assertEqual(self.api.call("GET", sb.path).status, 200)
+        # The guest's writes have nowhere to go: the pool's file system becomes read-only.
+        pool = os.path.join(self.server.state_dir, "pool")
+        self.until(lambda: os.statvfs(pool).f_flag & os.ST_RDONLY, "a read-only pool", 60)
+        self.server.kill()
+        self.free()
+        self.server.start()
+        self.assertEqual(sb.result(kept)["exit_code"], 0)
+        self.assertEqual(sb.all_output(kept), b"kept\n")
+        self.wait_state(sb, "failed")
+        self.assertTrue(sb.get()["failure"])
+        sb.delete()
+        self.assertEqual(self.sandbox().sh("echo again"), "again\n")
+
+    @limit(300)
+    def test_what_is_deleted_makes_room(self):
+        sb = self.sandbox()
+        self.fill()
+        # Accepted, or told that it could not be written down; it is done in either case.
+        self.assertIn(self.api.call("DELETE", sb.path).status, (202, 507))
+        self.until(lambda: sb.id not in self.server.sandbox_dirs(), "the sandbox's disk gone", 60)
+        self.free()
+        self.wait_state(sb, "deleted", 60)
+
+    @limit(300)
+    def test_a_start_on_a_full_disk(self):
+        sb = self.sandbox()
+        vmm = self.server.vmm(sb.id)
+        self.fill()
+        self.server.kill()
+        self.server.start()
+        self.assertTrue(vmm.alive)
+        self.assertEqual(sb.get()["state"], "running")
+        self.free()
+        self.assertEqual(sb.sh("echo here"), "here\n")
+        self.fill()  # what it took can be given back all the same: purge, in close
