@@ -166,7 +166,8 @@ static void parse(struct answer *a, struct buf *in)
         return;
     }
     (void)snprintf(a->head, sizeof(a->head), "%.*s", (int)(end - text), text);
-    (void)sscanf(a->head, "HTTP/1.1 %u", &a->status);
+    if (strncmp(a->head, "HTTP/1.1 ", 9) == 0)
+        a->status = (unsigned)strtoul(a->head + 9, NULL, 10);
     n -= (size_t)(end + 4 - text);
     a->body = calloc(1, n + 1);
     if (strcasecmp(header_of(a, "Transfer-Encoding"), "chunked") == 0) {

@@ -38,7 +38,8 @@ struct ws ws_open(struct rig *g, const struct attach_keys *k, const char *query)
     }
     if (!end)
         return ws;
-    (void)sscanf((char *)buf_head(&ws.c->in), "HTTP/1.1 %u", &ws.status);
+    if (strncmp((char *)buf_head(&ws.c->in), "HTTP/1.1 ", 9) == 0)
+        ws.status = (unsigned)strtoul((char *)buf_head(&ws.c->in) + 9, NULL, 10);
     buf_consume(&ws.c->in, (size_t)(end + 4 - (char *)buf_head(&ws.c->in)));
     return ws;
 }

@@ -146,7 +146,8 @@ static void test_everything_given(void **state)
     assert_string_equal(sandbox_template_ref(sb), "seed@sha256:x");
     assert_string_equal(sandbox_digest(sb), DIGEST);
     assert_string_equal(sandbox_project(sb), "default");
-    assert_string_equal(world_field(w, id, "resources"), "{\"vcpus\":4,\"memory_mib\":128,\"disk_mib\":8192}");
+    assert_string_equal(world_field(w, id, "resources"),
+                        "{\"vcpus\":4,\"memory_mib\":128,\"disk_mib\":8192}");
     assert_string_equal(world_field(w, id, "lifecycle"),
                         "{\"idle_timeout_s\":60,\"on_idle\":\"delete\",\"max_lifetime_s\":3600,"
                         "\"on_expiry\":\"delete\",\"auto_wake\":true}");
