@@ -28,7 +28,9 @@ check_tidy() {
     local log
     log=$(mktemp)
     local status=0
-    run-clang-tidy -quiet -j "$(nproc)" -p "$build" "^$PWD/src/.*\.c$|^\.\./src/.*\.c$" >"$log" 2>&1 || status=$?
+    # As meson.build does for clang: the database may be of gcc.
+    run-clang-tidy -quiet -j "$(nproc)" -p "$build" -extra-arg=-Wno-implicit-fallthrough \
+        -extra-arg=-Wno-gnu-variable-sized-type-not-at-end "^$PWD/src/.*\.c$|^\.\./src/.*\.c$" >"$log" 2>&1 || status=$?
     sed -i 's/\x1b\[[0-9;]*m//g' "$log"
     grep -E '(warning|error):' "$log" | sort -u || true
     # A run that looked at no file has checked nothing.
