@@ -1,5 +1,6 @@
 #include "json/json.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/clock.h"
@@ -240,6 +241,13 @@ int json_read(const json_t *obj, const char *path, const struct json_field *fiel
             rc = error_field(err, ERROR_INVALID, at, "%s is required", at);
     }
     return rc;
+}
+
+json_t *json_made(json_t *j)
+{
+    if (!j)
+        abort();
+    return j;
 }
 
 json_t *json_time(int64_t wall_ms)

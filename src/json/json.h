@@ -49,5 +49,10 @@ struct json_field {
 int json_read(const json_t *obj, const char *path, const struct json_field *fields, size_t n,
               struct error *err);
 
+/* The value itself; ends the process when it was not made. For answers and records: what cannot be written is
+ * a promise that cannot be kept, and no caller could do better than end. Every string in one is UTF-8, see
+ * json_parse and error_set: so short memory is the only reason. */
+json_t *json_made(json_t *j);
+
 /* "2026-..." string from wall milliseconds; JSON null for 0. New reference. */
 json_t *json_time(int64_t wall_ms);

@@ -59,19 +59,11 @@ static json_t *template_json(const struct sandbox *sb)
     return json_pack("{s:s, s:s}", "ref", sb->ref, "digest", digest);
 }
 
-/* Running out of memory in these has no caller that could do better than end: see call_new. */
-static json_t *made(json_t *j)
-{
-    if (!j)
-        abort();
-    return j;
-}
-
 json_t *sandbox_json(const struct sandbox *sb)
 {
     json_t *name = *sb->name ? json_string(sb->name) : json_null();
     json_t *op = sb->op ? json_string(sb->op->id) : json_null();
-    return made(json_pack(
+    return json_made(json_pack(
         "{s:s, s:o, s:s, s:s, s:I, s:o, s:s, s:s, s:o, s:{s:s}, s:o, s:O, s:o, s:o, s:o, s:o, s:o, s:o}", //
         "id", sb->id, "name", name, "state", sandbox_state_name(sb->state),                               //
         "desired_state", sandbox_state_name(sb->desired), "generation", (json_int_t)sb->generation,       //
@@ -90,7 +82,7 @@ const char *sandbox_json_text(const struct sandbox *sb, size_t *ret_len)
         *sb->text = json_dumps(j, JSON_COMPACT);
         json_decref(j);
         if (!*sb->text)
-            abort(); /* as above */
+            abort(); /* as in json_made */
     }
     *ret_len = strlen(*sb->text);
     return *sb->text;
@@ -109,12 +101,13 @@ static unsigned history_start(const struct sandbox *sb)
 
 json_t *sandbox_history_json(const struct sandbox *sb)
 {
-    json_t *list = made(json_array());
+    json_t *list = json_made(json_array());
     for (unsigned i = history_start(sb); i < sb->history_count; i++) {
         const struct transition *t = &sb->history[i % HISTORY_MAX];
-        (void)json_array_append_new(list, made(json_pack("{s:o, s:s, s:s, s:s}", "at", json_time(t->at_ms),
-                                                         "from", sandbox_state_name(t->from), "to",
-                                                         sandbox_state_name(t->to), "reason", t->reason)));
+        (void)json_array_append_new(list,
+                                    json_made(json_pack("{s:o, s:s, s:s, s:s}", "at", json_time(t->at_ms),
+                                                        "from", sandbox_state_name(t->from), "to",
+                                                        sandbox_state_name(t->to), "reason", t->reason)));
     }
     return list;
 }
@@ -123,12 +116,12 @@ json_t *sandbox_history_json(const struct sandbox *sb)
 
 static json_t *stored_history(const struct sandbox *sb)
 {
-    json_t *list = made(json_array());
+    json_t *list = json_made(json_array());
     for (unsigned i = history_start(sb); i < sb->history_count; i++) {
         const struct transition *t = &sb->history[i % HISTORY_MAX];
-        (void)json_array_append_new(list,
-                                    made(json_pack("[I,s,s]", (json_int_t)t->at_ms,
-                                                   sandbox_state_name(t->from), sandbox_state_name(t->to))));
+        (void)json_array_append_new(
+            list, json_made(json_pack("[I,s,s]", (json_int_t)t->at_ms, sandbox_state_name(t->from),
+                                      sandbox_state_name(t->to))));
     }
     return list;
 }
@@ -137,7 +130,7 @@ static json_t *record(const struct sandbox *sb)
 {
     char machine[2 * sizeof(sb->machine_id) + 1];
     str_hex(sb->machine_id, sizeof(sb->machine_id), machine);
-    json_t *r = made(json_pack(
+    json_t *r = json_made(json_pack(
         "{s:i, s:I, s:s, s:s, s:s, s:s, s:s, s:s, s:I, s:s, s:s, s:o, s:o, s:O, s:O, s:s, s:o}",   //
         "v", RECORD_VERSION, "seq", (json_int_t)sb->seq, "project", sb->project, "name", sb->name, //
         "ref", sb->ref, "digest", sb->digest, "state", sandbox_state_name(sb->state),              //
@@ -146,17 +139,17 @@ static json_t *record(const struct sandbox *sb)
         "resources", resources_json(&sb->shape), "lifecycle", lifecycle_json(&sb->lifecycle),      //
         "metadata", sb->metadata, "env", sb->env, "machine_id", machine,                           //
         "history", stored_history(sb)));
-    json_t *times = made(json_pack("{s:I, s:I, s:I, s:I, s:I, s:s, s:s, s:s}", //
-                                   "created_ms", (json_int_t)sb->created_ms,   //
-                                   "started_ms", (json_int_t)sb->started_ms,   //
-                                   "active_ms", (json_int_t)sb->active_ms,     //
-                                   "expires_ms", (json_int_t)sb->expires_ms,   //
-                                   "ended_ms", (json_int_t)sb->ended_ms,       //
-                                   "failure_reason", sb->failure_reason,       //
-                                   "failure_message", sb->failure_message,     //
-                                   "operation", sb->op ? sb->op->id : ""));
+    json_t *times = json_made(json_pack("{s:I, s:I, s:I, s:I, s:I, s:s, s:s, s:s}", //
+                                        "created_ms", (json_int_t)sb->created_ms,   //
+                                        "started_ms", (json_int_t)sb->started_ms,   //
+                                        "active_ms", (json_int_t)sb->active_ms,     //
+                                        "expires_ms", (json_int_t)sb->expires_ms,   //
+                                        "ended_ms", (json_int_t)sb->ended_ms,       //
+                                        "failure_reason", sb->failure_reason,       //
+                                        "failure_message", sb->failure_message,     //
+                                        "operation", sb->op ? sb->op->id : ""));
     if (json_object_update_new(r, times) < 0)
-        abort(); /* as above */
+        abort(); /* as in json_made */
     return r;
 }
 

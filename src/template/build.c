@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "base/str.h"
 #include "template/private.h"
+#include "json/json.h"
 
 /* Builds whose registry is gone while the broker has not answered: kept reachable until the process ends. */
 static struct build *orphans;

@@ -117,7 +117,6 @@ void tag_drop(struct templates *t, struct tag *tag);
 bool release_tagged(const struct templates *t, const struct release *r);
 void releases_free(struct templates *t);
 int registry_load(struct templates *t, struct error *err);
-json_t *json_made(json_t *j); /* ends the process when memory is short */
 
 /* build.c */
 void builds_pump(struct templates *t); /* starts what may start, from phase 5 */

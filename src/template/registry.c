@@ -18,13 +18,6 @@
 static const char *const states[] = {
     [RELEASE_PREPARING] = "preparing", [RELEASE_READY] = "ready", [RELEASE_REMOVING] = "removing"};
 
-json_t *json_made(json_t *j)
-{
-    if (!j)
-        abort(); /* a record that cannot be written is a promise that cannot be kept */
-    return j;
-}
-
 /* --- names and references --- */
 
 int template_check_name(const char *name, struct error *err)
