@@ -139,6 +139,9 @@ void process_end_gone(struct process *p, const char *message)
     if (p->state == PROCESS_EXITED)
         return;
     release(p);
+    /* After a restart nobody may have looked at its journals yet, and the result counts their bytes. */
+    for (unsigned i = 0; i < STREAMS; i++)
+        stream_open(p, i);
     process_finish(p, make_result(p, "sandbox_gone", json_null(), json_null(), message, NULL));
 }
 

@@ -646,12 +646,24 @@ static void test_found_gone_after_restart(void **state)
     struct guest_process *g;
     char id[ID_SIZE];
     (void)str_copy(id, sizeof(id), process_id(started_process(w, &g)));
+    fake_output(g, GUEST_STDOUT, 0, "hello ", 6);
+    fake_output(g, GUEST_STDERR, 0, "err", 3);
+    world_settle(w);
     world_stop(w);
     w->sb->state = SANDBOX_STOPPED;
     world_start(w);
     struct process *p = processes_find(w->sessions, w->sb->id, id);
     world_until(w, process_state(p) == PROCESS_EXITED);
     assert_string_equal(reason_of(p), "sandbox_gone");
+    /* The result counts what the journal holds. */
+    json_t *r = process_result_json(p);
+    assert_int_equal(json_integer_value(json_object_get(r, "stdout_bytes")), 6);
+    assert_int_equal(json_integer_value(json_object_get(r, "stderr_bytes")), 3);
+    json_decref(r);
+    struct sink *k = sink_open(w, p);
+    world_settle(w);
+    sink_holds(k, 0, "hello ");
+    sink_close(k);
 }
 
 static void test_order_and_list(void **state)
