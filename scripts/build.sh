@@ -1,5 +1,5 @@
 #!/bin/bash
-# Builds into $BUILD; with --test also runs the unit tests.
+# Builds into $BUILD; --programs: without the tests; --test: and runs the unit tests.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 
@@ -16,5 +16,9 @@ if [ ! -f "$BUILD/build.ninja" ]; then
     fi
 fi
 say "building"
-as_owner ninja -C "$BUILD"
+targets=()
+if [ "${1:-}" = --programs ]; then
+    targets=(src/spaced/spaced src/broker/space-privd src/broker/space-builder src/agent/space-agent src/cli/space)
+fi
+as_owner ninja -C "$BUILD" "${targets[@]}"
 [ "${1:-}" != --test ] || meson test -C "$BUILD" --suite unit --print-errorlogs

@@ -33,10 +33,14 @@ foreign_checkout() {
         setpriv --reuid "$owner" --regid "$group" --clear-groups test -w . 2>/dev/null
 }
 
-# Gives the build directory to the owner of the checkout, so that what root did in it is not in the way of a
-# later build without root.
+# Gives the build directory, and the examples' run directories, to the owner of the checkout, so that what root did
+# there is not in the way of a later build without root.
 return_build() {
-    if foreign_checkout && [ -d "$BUILD" ]; then chown -R "$owner:$group" "$BUILD"; fi
+    local dir
+    foreign_checkout || return 0
+    for dir in "$BUILD" run; do
+        [ ! -d "$dir" ] || chown -R "$owner:$group" "$dir"
+    done
 }
 
 # Runs a command as the owner of the checkout when root builds somebody else's.

@@ -48,7 +48,7 @@ start_server() {
     printf '%s\n' "$pid" >"$pid_file"
     note "log: $log"
     # The first start probes KVM and packs the guest's kernel and initramfs.
-    if ! timeout 180 tail --pid="$pid" -c "+$from" -f "$log" | grep -m1 'spaced: ready on'; then
+    if ! grep -m1 'spaced: ready on' < <(timeout 180 tail --pid="$pid" -c "+$from" -f "$log"); then
         tail -c "+$from" "$log" | tail -n 20 >&2
         kill "$pid" 2>/dev/null || true
         die "the server did not become ready; its last words are above." \
@@ -99,7 +99,7 @@ esac
 
 need_root run
 scripts/setup.sh
-scripts/build.sh
+scripts/build.sh --programs
 start_server
 api_key
 build_seed
@@ -109,9 +109,10 @@ PATH=$(dirname "$space"):$PATH
 export PATH
 case $CLEANUP in
 "") examples/first-sandbox/run.sh ;;
-keep | delete) examples/first-sandbox/run.sh --cleanup="$CLEANUP" ;;
-*) die "CLEANUP=$CLEANUP is neither keep nor delete." ;;
+keep | stop | delete) examples/first-sandbox/run.sh --cleanup="$CLEANUP" ;;
+*) die "CLEANUP=$CLEANUP is none of keep, stop, delete." ;;
 esac
+return_build
 
 cat <<END
 
