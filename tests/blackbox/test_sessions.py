@@ -132,7 +132,7 @@ class Stdin(SessionTest):
 class Terminal(SessionTest):
     def test_size_resize_and_controlling_terminal(self):
         attached = self.attach(self.sb.session("stty size; tty; trap 'stty size' WINCH; echo set; "
-                                               "while read x; do [ \"$x\" = q ] && exit 6; done",
+                                               "while :; do read x && [ \"$x\" = q ] && exit 6; done",
                                                pty={"rows": 33, "cols": 77}, stdin=True))
         attached.expect("33 77")
         attached.expect("set")
