@@ -1,7 +1,6 @@
 #include "agent/disk.h"
 
 #include <fcntl.h>
-#include <linux/fs.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
