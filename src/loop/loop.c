@@ -318,9 +318,9 @@ void loop_turn(struct loop *l, int max_wait_ms)
 
 void loop_run(struct loop *l)
 {
-    l->stop = false;
     while (!l->stop)
         loop_turn(l, -1);
+    l->stop = false; /* here, so that a stop asked for before the run counts */
 }
 
 /* --- signals --- */
