@@ -172,6 +172,9 @@ int cgroup_make(const struct cgroup_host *h, const struct record *r, uint64_t me
             return error_errno(err, ERROR_INTERNAL, errno, "make the cgroup %s", r->cgroups[i]);
         /* In v1 each directory has one controller's files: the others fail, by design. */
         (void)put(r->cgroups[i], v2 ? "memory.max" : "memory.limit_in_bytes", memory);
+        /* No swap on top: memory pushed there would be the host's loss. Absent where swap is not accounted.
+         */
+        (void)put(r->cgroups[i], v2 ? "memory.swap.max" : "memory.memsw.limit_in_bytes", v2 ? "0" : memory);
         (void)put(r->cgroups[i], "pids.max", count);
         if (v2)
             (void)put(r->cgroups[i], "memory.oom.group", "1");
