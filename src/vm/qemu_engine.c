@@ -67,8 +67,29 @@ static int read_version(char *to, size_t size, struct error *err)
     return 0;
 }
 
-/* A digest (FNV-1a) of the command line for one fixed spec: another release of this program that composes
- * VMs differently must not load device state saved by this one. */
+static uint64_t mix(uint64_t hash, const char *text)
+{
+    do
+        hash = (hash ^ (unsigned char)*text) * 0x100000001b3ULL;
+    while (*text++);
+    return hash;
+}
+
+/* With KVM a guest sees the host's CPU: its model and flags, from the first processor's entry. */
+static uint64_t mix_cpu(uint64_t hash)
+{
+    AUTO_FCLOSE FILE *f = fopen("/proc/cpuinfo", "re");
+    AUTO_FREE char *line = NULL;
+    size_t cap = 0;
+    while (f && getline(&line, &cap, f) > 1)
+        if (str_starts(line, "model name") || str_starts(line, "flags"))
+            hash = mix(hash, line);
+    return hash;
+}
+
+/* A digest (FNV-1a) of the command line for one fixed spec, and of the CPU where the guest sees it: another
+ * release of this program that composes VMs differently, or another machine, must not load device state saved
+ * by this one. */
 static void make_layout(struct vm_engine *e)
 {
     struct qemu_argv_spec spec = {.binary = BINARY,
@@ -87,11 +108,9 @@ static void make_layout(struct vm_engine *e)
     uint64_t hash = 0xcbf29ce484222325ULL;
     if (qemu_argv_build(&spec, &argv, NULL) == 0)
         for (char *const *a = argv.argv; *a; a++)
-            for (const char *p = *a;; p++) {
-                hash = (hash ^ (unsigned char)*p) * 0x100000001b3ULL;
-                if (!*p)
-                    break;
-            }
+            hash = mix(hash, *a);
+    if (e->kvm)
+        hash = mix_cpu(hash);
     (void)snprintf(e->layout, sizeof(e->layout), "%08x", (unsigned)(hash ^ (hash >> 32)));
 }
 
