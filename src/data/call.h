@@ -17,6 +17,7 @@ struct data {
     char *public_url;
     struct data_call *calls;
     struct file_op *file_ops; /* asked of guests, not answered yet */
+    size_t exec_bytes;        /* output gathered for exec answers under way */
 };
 
 /* One request and what goes on for it: the first member of each handler's own state. It lives until the

@@ -6,7 +6,8 @@
 #include "data/call.h"
 #include "session/base64.h"
 
-#define OUTPUT_MAX (8 * 1024 * 1024) /* bytes of each stream in an answer; the journal has more */
+#define OUTPUT_MAX (8 * 1024 * 1024)  /* bytes of each stream in an answer; the journal has more */
+#define TOTAL_MAX (256 * 1024 * 1024) /* bytes of all answers being gathered */
 
 struct exec {
     struct data_call call; /* first */
@@ -23,6 +24,8 @@ static void release(struct data_call *c, bool aborted)
     if (aborted && x->reader && process_state(x->process) != PROCESS_EXITED)
         (void)process_signal(x->process, "SIGKILL", true, NULL, NULL, NULL);
     process_reader_close(TAKE(x->reader));
+    if (c->d)
+        c->d->exec_bytes -= buf_len(&x->output[0]) + buf_len(&x->output[1]);
     buf_finish(&x->output[0]);
     buf_finish(&x->output[1]);
 }
@@ -80,14 +83,27 @@ static void on_gap(void *arg, enum guest_stream stream, uint64_t from, uint64_t 
     x->truncated = true;
 }
 
+/* How many of n bytes are kept: no more than an answer and all answers together may hold. */
+static size_t keep_of(const struct exec *x, const struct buf *b, size_t n)
+{
+    size_t room = TOTAL_MAX - x->call.d->exec_bytes;
+    if (room > buf_room(b))
+        room = buf_room(b);
+    return n < room ? n : room;
+}
+
 /* Keeps the beginning and drains the rest, so that the command comes to its end. */
 static size_t on_output(void *arg, enum guest_stream stream, uint64_t offset, const void *data, size_t n)
 {
     struct exec *x = arg;
     struct buf *b = &x->output[stream == GUEST_STDOUT ? 0 : 1];
-    size_t keep = n < buf_room(b) ? n : buf_room(b);
-    if (offset != buf_len(b) || !buf_append(b, data, keep) || keep < n)
+    size_t keep = keep_of(x, b, n);
+    if (offset != buf_len(b) || keep < n)
         x->truncated = true;
+    if (!buf_append(b, data, keep))
+        x->truncated = true;
+    else
+        x->call.d->exec_bytes += keep;
     return n;
 }
 
