@@ -16,9 +16,16 @@ if [ ! -f "$BUILD/build.ninja" ]; then
     fi
 fi
 say "building"
+# The programs know where they are installed: another PREFIX than before means another build.
+prefix=$(python3 -c 'import json, sys
+print(next(o["value"] for o in json.load(open(sys.argv[1])) if o["name"] == "prefix"))' \
+    "$BUILD/meson-info/intro-buildoptions.json")
+[ "${PREFIX:-$prefix}" = "$prefix" ] || as_owner meson configure "$BUILD" -Dprefix="$PREFIX"
+
 targets=()
 if [ "${1:-}" = --programs ]; then
-    targets=(src/spaced/spaced src/broker/space-privd src/broker/space-builder src/agent/space-agent src/cli/space)
+    targets=(src/spaced/spaced src/broker/space-privd src/broker/space-builder
+        src/broker/libspace-memopen.so src/agent/space-agent src/cli/space)
 fi
 as_owner ninja -C "$BUILD" "${targets[@]}"
 [ "${1:-}" != --test ] || meson test -C "$BUILD" --suite unit --print-errorlogs
