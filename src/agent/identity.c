@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "agent/agent.h"
+#include "agent/hosts.h"
 #include "base/cleanup.h"
 #include "base/clock.h"
 #include "base/str.h"
@@ -62,6 +63,7 @@ static void write_names(const char *hostname, const char *machine)
     struct stat st;
     (void)snprintf(line, sizeof(line), "%s\n", hostname);
     (void)write_text("/etc/hostname", line);
+    hosts_update("/etc/hosts", hostname, write_text);
     (void)snprintf(line, sizeof(line), "%s\n", machine);
     (void)write_text("/run/machine-id", line);
     if (write_text("/etc/machine-id", line) < 0 && errno == EROFS && lstat("/etc/machine-id", &st) == 0 &&
