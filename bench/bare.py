@@ -221,10 +221,11 @@ class Vm:
         if answer != b"EXIT 0\n":
             raise RuntimeError(f"the bare guest answered {answer!r}")
 
-    def flood(self, size):
-        """The guest writes size bytes to the port; seconds until the last has been taken."""
+    def flood(self, size, word="FLOOD"):
+        """The guest writes size bytes to the port; seconds until the last has been taken. FLOOD: init itself, the
+        port's bare rate. PIPE: a child of it into a pipe, as every command's output has to come."""
         digest, left, begin = hashlib.sha256(), size, time.perf_counter()
-        self.port.sendall(b"FLOOD %d\n" % size)
+        self.port.sendall(f"{word} {size}\n".encode())
         while left:
             part = self.port.recv(1 << 18)
             if not part:
