@@ -1,6 +1,7 @@
 #include "agent/out.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/uio.h>
@@ -99,11 +100,21 @@ static void add_frames(struct out *o, size_t at, size_t n)
     o->head = at;
 }
 
+/* Whether every writer is gone and nothing is left to read. */
+static bool ended(int fd)
+{
+    struct pollfd p = {.fd = fd, .events = POLLIN};
+    return poll(&p, 1, 0) == 1 && (p.revents & POLLHUP) && !(p.revents & POLLIN);
+}
+
 int out_fill(struct out *o)
 {
     struct iovec iov[IOV_MAX_FRAMES];
     size_t at, room;
     if (o->fd < 0)
+        return -1;
+    /* Many commands write nothing: no ring is made to learn that. */
+    if (!o->ring && ended(o->fd))
         return -1;
     if (!o->ring && map_ring(o) < 0)
         return 0;

@@ -16,6 +16,8 @@
 #include "base/str.h"
 
 #define DRAIN_NS (2 * CLOCK_NS_PER_S)
+/* STARTED waits this long for company: a short command then costs one write to the port instead of two. */
+#define STARTED_WAIT_NS (4 * CLOCK_NS_PER_MS)
 #define PIPE_LARGE 1048576
 #define PIPE_GROW 32768 /* a read of this much: the writer wants a larger pipe */
 
@@ -212,6 +214,7 @@ static const char *attach(struct agent *a, struct process *p, uint32_t channel, 
         }
     p->channel = channel;
     p->tell_started = p->pid > 0;
+    p->started_due = 0;
     p->told_exit = false;
     p->in.announced = in_limit(&p->in); /* STARTED carries it */
     for (int i = 0; i < 2; i++)
@@ -263,7 +266,10 @@ const char *process_exec(struct agent *a, uint32_t channel, const struct proto_f
     }
     watch_streams(p);
     check_closed(p);
-    return attach(a, p, channel, f);
+    const char *why = attach(a, p, channel, f);
+    if (p->in.fd < 0) /* with stdin the host waits for STARTED: it carries the first credit */
+        p->started_due = clock_mono_ns() + STARTED_WAIT_NS;
+    return why;
 }
 
 const char *process_attach(struct agent *a, uint32_t channel, const struct proto_fields *f)
@@ -404,7 +410,7 @@ void process_tell(struct agent *a, struct process *p)
 {
     struct buf body;
     buf_init(&body, 2048);
-    if (p->tell_started) {
+    if (p->tell_started && (p->closed || p->started_due <= clock_mono_ns())) {
         p->tell_started = false;
         (void)proto_put_u32(&body, PROTO_F_PID, (uint32_t)p->pid);
         (void)proto_put_u64(&body, PROTO_F_STDIN, p->in.received);
@@ -430,6 +436,11 @@ bool process_send(struct agent *a, struct process *p)
         const unsigned char *frame;
         if (!out_ready(o))
             continue;
+        if (p->tell_started) { /* first; the frame follows in the next round */
+            p->started_due = 0;
+            must_tell(p);
+            return true;
+        }
         size_t n = out_take(o, p->channel, a->link.tag, a->link.scratch, &frame);
         link_frame(&a->link, frame, n);
         if (p->closed && out_drained(o))
@@ -467,10 +478,13 @@ int64_t process_deadlines(struct agent *a, int64_t now)
             else
                 p->drain_deadline = now + DRAIN_NS;
         }
-        const int64_t both[2] = {p->deadline, p->drain_deadline};
-        for (int i = 0; i < 2; i++)
-            if (both[i] && (!next || both[i] < next))
-                next = both[i];
+        if (p->tell_started && p->started_due <= now)
+            must_tell(p);
+        const int64_t all[3] = {p->deadline, p->drain_deadline,
+                                p->tell_started && p->started_due > now ? p->started_due : 0};
+        for (int i = 0; i < 3; i++)
+            if (all[i] && (!next || all[i] < next))
+                next = all[i];
     }
     return next;
 }

@@ -21,10 +21,11 @@ struct process {
     struct out out[2];
     struct in in;
     struct watch out_watch[2], in_watch;
-    bool ended;        /* the main process has been reaped, or never started */
-    bool closed;       /* ended, and both streams have come to their end */
-    bool tell_started; /* to be sent on the channel */
-    bool told_exit;    /* in this epoch */
+    bool ended;          /* the main process has been reaped, or never started */
+    bool closed;         /* ended, and both streams have come to their end */
+    bool tell_started;   /* to be sent on the channel, */
+    int64_t started_due; /* but not before this time or the first other news; 0: now */
+    bool told_exit;      /* in this epoch */
     bool timed_out;
     bool grown[2];          /* the stream's pipe has been made larger */
     int64_t deadline;       /* monotonic ns; 0: none */

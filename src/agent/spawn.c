@@ -68,7 +68,9 @@ static void search_and_exec(const struct spawn *s)
             memcpy(full, dir, n);
             full[n] = '/';
             memcpy(full + n + (n > 0), s->argv[0], name_n + 1);
-            (void)execve(full, s->argv, s->env);
+            /* Looked at first: an execve that fails has made and thrown away an address space. */
+            if (access(full, X_OK) == 0)
+                (void)execve(full, s->argv, s->env);
             if (errno != ENOENT && errno != ENOTDIR && errno != EACCES) {
                 return;
             }
