@@ -159,6 +159,19 @@ static json_t *source_json(const struct build *b)
     return j;
 }
 
+/* Content that another release has already is that one's image, whatever size was asked for this time; a
+ * larger disk is had by growing a sandbox's copy. */
+static uint32_t disk_of(const struct templates *t, const char *digest, uint32_t wanted)
+{
+    const struct release *other;
+    DL_FOREACH(t->releases, other)
+    {
+        if (strcmp(other->digest, digest) == 0 && other->disk_mib > wanted)
+            wanted = other->disk_mib;
+    }
+    return wanted;
+}
+
 int release_add(struct templates *t, const struct build *b, const char *digest, uint64_t content_bytes,
                 struct release **ret, struct error *err)
 {
@@ -171,7 +184,7 @@ int release_add(struct templates *t, const struct build *b, const char *digest, 
     (void)str_copy(r->name, sizeof(r->name), b->name);
     (void)str_copy(r->digest, sizeof(r->digest), digest);
     r->source = source_json(b);
-    r->disk_mib = b->disk_mib;
+    r->disk_mib = disk_of(t, digest, b->disk_mib);
     r->content_bytes = content_bytes;
     r->created_ms = clock_wall_ms();
     /* The order of releases is that of their times, also of those of the same millisecond. */

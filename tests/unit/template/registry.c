@@ -136,6 +136,31 @@ static void test_shared_content(void **state)
     expect_removal(s, 'a');
 }
 
+static json_int_t disk_of(struct shop *s, const char *name)
+{
+    struct error err = ERROR_INIT;
+    json_t *j = templates_get_json(s->t, name, &err);
+    json_int_t n =
+        json_integer_value(json_object_get(json_array_get(json_object_get(j, "releases"), 0), "disk_mib"));
+    json_decref(j);
+    return n;
+}
+
+/* The image that is there already is what a smaller wish gets; it is told so. */
+static void test_shared_content_has_one_size(void **state)
+{
+    struct shop *s = *state;
+    struct error err = ERROR_INIT;
+    shop_build(s, "one", "latest", "a");
+    assert_ok(shop_try(s, "two", "{'kind':'debian','disk_mib':64}", NULL, &err), &err);
+    shop_until(s, fake_templates.open == 1);
+    fake_build_answer("a", 5);
+    fake_prepare_answer(0);
+    assert_string_equal(shop_resolve(s, "two"), "a");
+    assert_true(disk_of(s, "one") > 64);
+    assert_int_equal(disk_of(s, "two"), disk_of(s, "one"));
+}
+
 static void test_removal_and_build_take_turns(void **state)
 {
     struct shop *s = *state;
@@ -240,6 +265,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_delete_tag, shop_setup, shop_teardown),
         cmocka_unit_test_setup_teardown(test_delete_digest_and_all, shop_setup, shop_teardown),
         cmocka_unit_test_setup_teardown(test_shared_content, shop_setup, shop_teardown),
+        cmocka_unit_test_setup_teardown(test_shared_content_has_one_size, shop_setup, shop_teardown),
         cmocka_unit_test_setup_teardown(test_removal_and_build_take_turns, shop_setup, shop_teardown),
         cmocka_unit_test_setup_teardown(test_removal_that_fails, shop_setup, shop_teardown),
         cmocka_unit_test_setup_teardown(test_restart, shop_setup, shop_teardown),
