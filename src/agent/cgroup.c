@@ -48,6 +48,8 @@ void cgroups_init(struct cgroups *c, int root_fd)
     /* Each by itself: a controller that is missing must not take the others with it. */
     (void)write_to(root_fd, "cgroup.subtree_control", "+memory");
     (void)write_to(root_fd, "cgroup.subtree_control", "+pids");
+    (void)write_to(root_fd, "cgroup.subtree_control",
+                   "+cpu"); /* a command's share does not grow with its processes */
     c->spare = make(c, &c->spare_number);
 }
 

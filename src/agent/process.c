@@ -17,7 +17,7 @@
 
 #define DRAIN_NS (2 * CLOCK_NS_PER_S)
 /* STARTED waits this long for company: a short command then costs one write to the port instead of two. */
-#define STARTED_WAIT_NS (4 * CLOCK_NS_PER_MS)
+#define STARTED_WAIT_NS (15 * CLOCK_NS_PER_MS)
 #define PIPE_LARGE 1048576
 #define PIPE_GROW 32768 /* a read of this much: the writer wants a larger pipe */
 

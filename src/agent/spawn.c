@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -52,6 +53,7 @@ static void reset_inherited(void)
     sigemptyset(&none);
     const struct sched_param normal = {0};
     (void)sched_setscheduler(0, SCHED_OTHER, &normal); /* the agent itself runs as a batch, see main.c */
+    (void)setpriority(PRIO_PROCESS, 0, 0);
     (void)sigaction(SIGPIPE, &dfl, NULL);
     (void)sigprocmask(SIG_SETMASK, &none, NULL);
 }
