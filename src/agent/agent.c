@@ -220,13 +220,12 @@ static void reaped_sync(struct agent *a, pid_t pid)
 static void on_child(struct watch *w, uint32_t events)
 {
     struct agent *a = w->arg;
-    struct signalfd_siginfo info;
+    struct signalfd_siginfo info[4]; /* one is enough to read: the kernel keeps one SIGCHLD at a time */
     struct rusage usage;
     int status;
     pid_t pid;
     (void)events;
-    while (read(a->signals, &info, sizeof(info)) > 0)
-        ;
+    (void)!read(a->signals, info, sizeof(info));
     while ((pid = wait4(-1, &status, WNOHANG, &usage)) > 0) {
         if (!process_reaped(a, pid, status, &usage) && !file_reaped(a, pid))
             reaped_sync(a, pid);

@@ -9,6 +9,7 @@
 
 #include "agent/cgroup.h"
 #include "agent/link.h"
+#include "agent/user.h"
 
 struct process;
 struct file;
@@ -44,6 +45,7 @@ struct agent {
     struct link link;
     struct watch port_watch, signal_watch;
     struct cgroups cgroups;
+    struct user_cache users;
     struct process *processes;
     struct file *files;
     struct process *dead_processes; /* freed at the end of a turn: events of this turn may still name them */

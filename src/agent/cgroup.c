@@ -42,7 +42,7 @@ static int make(struct cgroups *c, unsigned *ret_number)
 
 void cgroups_init(struct cgroups *c, int root_fd)
 {
-    *c = (struct cgroups){.root = root_fd, .spare = -1};
+    *c = (struct cgroups){.root = root_fd, .spare = -1, .used = -1};
     if (root_fd < 0)
         return;
     /* Each by itself: a controller that is missing must not take the others with it. */
@@ -57,17 +57,11 @@ void cgroups_finish(struct cgroups *c)
 {
     if (c->spare >= 0)
         (void)close(c->spare);
+    if (c->used >= 0)
+        (void)close(c->used);
     if (c->root >= 0)
         (void)close(c->root);
-    c->spare = c->root = -1;
-}
-
-struct cgroup cgroup_take(struct cgroups *c)
-{
-    struct cgroup g = {TAKE_FD(c->spare), c->spare_number};
-    if (g.fd < 0)
-        g.fd = make(c, &g.number);
-    return g;
+    c->spare = c->used = c->root = -1;
 }
 
 bool cgroup_kill(const struct cgroup *g)
@@ -106,14 +100,64 @@ bool cgroup_oom(const struct cgroup *g)
     return at && at[sizeof("\noom_kill ") - 1] != '0';
 }
 
+static void bury(struct cgroups *c, int fd, unsigned number)
+{
+    (void)close(fd);
+    if (c->dead_count < CGROUP_DEAD_MAX)
+        c->dead[c->dead_count++] = number;
+}
+
+static bool says(int dir, const char *file, const char *text)
+{
+    char is[512];
+    return read_from(dir, file, is, sizeof(is)) > 0 && strstr(is, text);
+}
+
+/* Nobody in it, no groups below it, not frozen, and no traces of the command before: it ran as root, perhaps,
+ * and could set what it liked. */
+static bool as_new(int dir)
+{
+    const struct cgroup g = {dir, 0};
+    return says(dir, "cgroup.events", "populated 0\nfrozen 0\n") &&
+           says(dir, "cgroup.stat", "nr_descendants 0\n") && says(dir, "memory.max", "max\n") &&
+           says(dir, "pids.max", "max\n") && !cgroup_oom(&g);
+}
+
+/* The group used before, if it is as good as a new one; else it goes. */
+static int take_used(struct cgroups *c, unsigned *ret_number)
+{
+    int fd = TAKE_FD(c->used);
+    if (fd < 0)
+        return -1;
+    if (as_new(fd)) {
+        *ret_number = c->used_number;
+        return fd;
+    }
+    bury(c, fd, c->used_number);
+    return -1;
+}
+
+struct cgroup cgroup_take(struct cgroups *c)
+{
+    struct cgroup g = {TAKE_FD(c->spare), c->spare_number};
+    if (g.fd < 0)
+        g.fd = take_used(c, &g.number);
+    if (g.fd < 0)
+        g.fd = make(c, &g.number);
+    return g;
+}
+
 void cgroup_drop(struct cgroups *c, struct cgroup *g)
 {
-    if (g->fd < 0)
+    int fd = TAKE_FD(g->fd);
+    if (fd < 0)
         return;
-    (void)close(g->fd);
-    g->fd = -1;
-    if (c->dead_count < CGROUP_DEAD_MAX)
-        c->dead[c->dead_count++] = g->number;
+    if (c->used >= 0) {
+        bury(c, fd, g->number);
+        return;
+    }
+    c->used = fd;
+    c->used_number = g->number;
 }
 
 int cgroups_tidy_after_ms(const struct cgroups *c)
@@ -140,6 +184,8 @@ bool cgroups_tidy(struct cgroups *c)
         return false;
     if (c->spare >= 0)
         return remove_dead(c);
-    c->spare = make(c, &c->spare_number);
+    c->spare = take_used(c, &c->spare_number);
+    if (c->spare < 0)
+        c->spare = make(c, &c->spare_number);
     return c->dead_count > 0;
 }

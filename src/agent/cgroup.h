@@ -1,8 +1,8 @@
 /* One control group of the guest per process tree: what makes killing and accounting exact. Where the guest's
  * kernel offers none, every call degrades to success without effect and the caller falls back to signals.
  *
- * Making and removing a group takes longer than starting a process, so one is kept ready and removal waits
- * until there is nothing else to do. */
+ * Making and removing a group takes longer than starting a process, so one is kept ready, one that has just
+ * been used is used again when nothing is left in it, and removal waits until there is nothing else to do. */
 #pragma once
 
 #include <stdbool.h>
@@ -15,6 +15,8 @@ struct cgroups {
     unsigned next_number;
     int spare; /* owned; -1: none */
     unsigned spare_number;
+    int used; /* owned; -1: none. Its processes are dead or dying */
+    unsigned used_number;
     unsigned dead[CGROUP_DEAD_MAX]; /* numbers still to be removed */
     size_t dead_count;
 };
@@ -28,7 +30,7 @@ struct cgroup {
 void cgroups_init(struct cgroups *c, int root_fd);
 void cgroups_finish(struct cgroups *c);
 
-/* A fresh, empty group; fd -1 when there are none. */
+/* An empty group without limits or history; fd -1 when there are none. */
 struct cgroup cgroup_take(struct cgroups *c);
 
 /* SIGKILL to everything in the group and below. False: do it another way. */
@@ -40,7 +42,7 @@ bool cgroup_signal(const struct cgroup *g, int signal);
 /* Whether the out-of-memory killer has struck in the group. */
 bool cgroup_oom(const struct cgroup *g);
 
-/* Ends the use of a group: it is removed by and by. */
+/* Ends the use of a group: it is used again, or removed by and by. */
 void cgroup_drop(struct cgroups *c, struct cgroup *g);
 
 /* How long the work that was put off should wait for something better to do. */

@@ -178,7 +178,7 @@ static int prepare(struct agent *a, struct process *p, struct job *j, const stru
     AUTO_CLOSE int etc = open("/etc", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (flags & ~(uint32_t)(PROTO_EXEC_STDIN | PROTO_EXEC_PTY))
         return refuse(p, "a flag that this agent does not know");
-    if (user_find(etc, who, &j->user) < 0) {
+    if (user_find_cached(&a->users, etc, who, &j->user) < 0) {
         (void)snprintf(p->message, sizeof(p->message), "there is no user '%.64s'", who);
         return -1;
     }

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/cleanup.h"
@@ -135,6 +136,40 @@ int user_find(int etc_fd, const char *who, struct user *ret)
     fill_defaults(&u);
     add_groups(etc_fd, &u);
     *ret = u;
+    return 0;
+}
+
+static bool same_file(const struct stat *a, const struct stat *b)
+{
+    return a->st_dev == b->st_dev && a->st_ino == b->st_ino && a->st_size == b->st_size &&
+           a->st_ctim.tv_sec == b->st_ctim.tv_sec && a->st_ctim.tv_nsec == b->st_ctim.tv_nsec;
+}
+
+static bool settled(const struct stat *st, time_t now)
+{
+    return st->st_ctim.tv_sec < now - 1;
+}
+
+int user_find_cached(struct user_cache *c, int etc_fd, const char *who, struct user *ret)
+{
+    struct stat passwd;
+    struct stat group;
+    bool known = fstatat(etc_fd, "passwd", &passwd, 0) == 0 && fstatat(etc_fd, "group", &group, 0) == 0;
+    if (known && c->valid && strcmp(c->who, who) == 0 && same_file(&c->passwd, &passwd) &&
+        same_file(&c->group, &group)) {
+        *ret = c->user;
+        return 0;
+    }
+    c->valid = false;
+    if (user_find(etc_fd, who, ret) < 0)
+        return -1;
+    time_t now = time(NULL);
+    if (known && settled(&passwd, now) && settled(&group, now) && str_copy(c->who, sizeof(c->who), who)) {
+        c->passwd = passwd;
+        c->group = group;
+        c->user = *ret;
+        c->valid = true;
+    }
     return 0;
 }
 

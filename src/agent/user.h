@@ -2,7 +2,9 @@
  * services: the files belong to the guest, so size, lines and fields are bounded. */
 #pragma once
 
+#include <stdbool.h>
 #include <stddef.h>
+#include <sys/stat.h>
 #include <sys/types.h>
 
 #define USER_NAME_MAX 64
@@ -22,6 +24,19 @@ struct user {
 /* Finds a user by name or number. A number without an entry is that uid and gid with "/" as home; "root"
  * always exists. etc_fd: directory that holds passwd and group. Returns 0, or -1: no such user. */
 int user_find(int etc_fd, const char *who, struct user *ret);
+
+/* The user of the command before: most commands are one user's, and the files hardly ever change. Zero it
+ * before its first use. */
+struct user_cache {
+    bool valid;
+    char who[USER_NAME_MAX];
+    struct stat passwd, group;
+    struct user user;
+};
+
+/* user_find, without reading the files when they are those of the call before. Files changed within the last
+ * second are read: a second change might not show in their times. */
+int user_find_cached(struct user_cache *c, int etc_fd, const char *who, struct user *ret);
 
 /* Makes this process that user for good. 0 or -1 with errno. Raw system calls only: may be used by a child
  * that shares its parent's memory. */

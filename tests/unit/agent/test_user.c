@@ -3,6 +3,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -107,12 +108,43 @@ static void strange_files(void **state)
     free(text);
 }
 
+static void remembered_until_a_file_changes(void **state)
+{
+    (void)state;
+    struct user_cache c = {.valid = false};
+    struct user u;
+    const char one[] = "me:x:1000:100::/home/me:/bin/sh\n";
+    const char two[] = "me:x:1001:100::/home/me:/bin/sh\n";
+    put("passwd", one, strlen(one));
+    put("group", "g:x:100:\n", 9);
+    assert_int_equal(user_find_cached(&c, etc, "me", &u), 0);
+    assert_int_equal(u.uid, 1000);
+    assert_false(c.valid); /* the files are too young to be known by their times */
+    /* As if they had been old: the mark shows whose answer it is. */
+    assert_int_equal(fstatat(etc, "passwd", &c.passwd, 0), 0);
+    assert_int_equal(fstatat(etc, "group", &c.group, 0), 0);
+    (void)snprintf(c.who, sizeof(c.who), "me");
+    c.user = u;
+    c.user.uid = 77;
+    c.valid = true;
+    assert_int_equal(user_find_cached(&c, etc, "me", &u), 0);
+    assert_int_equal(u.uid, 77);
+    assert_int_equal(user_find_cached(&c, etc, "you", &u), -1); /* another name is looked up */
+    c.valid = true;
+    (void)unlinkat(etc, "passwd", 0);
+    put("passwd", two, strlen(two));
+    assert_int_equal(user_find_cached(&c, etc, "me", &u), 0);
+    assert_int_equal(u.uid, 1001);
+    assert_false(c.valid);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(names_and_numbers, setup, teardown),
         cmocka_unit_test_setup_teardown(no_files_at_all, setup, teardown),
         cmocka_unit_test_setup_teardown(strange_files, setup, teardown),
+        cmocka_unit_test_setup_teardown(remembered_until_a_file_changes, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
