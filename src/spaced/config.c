@@ -275,6 +275,10 @@ int config_check(const struct config *c, struct error *err)
             err, ERROR_INVALID, "listen",
             "--dev binds loopback only, and listen is %s; without --dev make keys with `space key create`",
             c->listen);
+    /* Refused before anything of the host has been taken. */
+    if (config_engine(c) == VM_ENGINE_FIRECRACKER)
+        return error_field(err, ERROR_UNSUPPORTED, "engine",
+                           "the engine firecracker is not in this release; use auto or qemu");
     if (!strrchr(c->listen, ':'))
         return error_field(err, ERROR_INVALID, "listen", "listen is \"%s\"; it must be ADDRESS:PORT",
                            c->listen);
