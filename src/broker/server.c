@@ -11,38 +11,19 @@
 #include "base/cleanup.h"
 #include "base/log.h"
 #include "base/proc.h"
+#include "base/program.h"
 #include "base/str.h"
 
 #define PRIVD_EXIT_BUSY 3 /* see space-privd(8) */
-
-#ifndef SPACE_LIBEXECDIR
-#define SPACE_LIBEXECDIR "/usr/local/libexec/space"
-#endif
-
-/* space-privd beside our own executable, in the build tree's place for it, or installed. */
-static bool find_program(char path[PATH_MAX])
-{
-    char self[PATH_MAX];
-    ssize_t n = readlink("/proc/self/exe", self, sizeof(self) - 1);
-    char *slash = n > 0 ? memrchr(self, '/', (size_t)n) : NULL;
-    if (slash) {
-        *slash = '\0';
-        const char *const below[] = {"space-privd", "../broker/space-privd",
-                                     "../../../src/broker/space-privd", "../libexec/space/space-privd"};
-        for (size_t i = 0; i < ARRAY_LEN(below); i++)
-            if (snprintf(path, PATH_MAX, "%s/%s", self, below[i]) < PATH_MAX && access(path, X_OK) == 0)
-                return true;
-    }
-    return str_copy(path, PATH_MAX, SPACE_LIBEXECDIR "/space-privd") && access(path, X_OK) == 0;
-}
 
 /* With a channel it serves, without it purges. */
 static int spawn(const char *state_dir, const char *pool_size_mib, int channel_fd, pid_t *ret_pid,
                  int *ret_pidfd, struct error *err)
 {
-    char path[PATH_MAX];
-    if (!find_program(path))
-        return error_set(err, ERROR_NOT_FOUND, "space-privd is not installed beside this program");
+    AUTO_FREE char *path = NULL;
+    int rc = program_find("space-privd", "broker", &path, err);
+    if (rc < 0)
+        return rc;
     bool serve = channel_fd >= 0;
     const char *const level = log_enabled(LOG_DEBUG) ? "debug" : log_enabled(LOG_INFO) ? "info" : "warn";
     const char *argv[12] = {path, "--state-dir", state_dir, "--log-level", level};

@@ -21,12 +21,12 @@
 #include "base/cleanup.h"
 #include "base/fs.h"
 #include "base/id.h"
+#include "base/program.h"
 #include "base/str.h"
 #include "broker/lease.h"
 #include "broker/server.h"
 #include "image/image.h"
 #include "spaced/handoff.h"
-#include "spaced/programs.h"
 #include "vm/kvm_probe.h"
 
 #define KVM_PROBE_MS 3000

@@ -3,9 +3,9 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 
+#include "base/program.h"
 #include "base/str.h"
 #include "spaced/handoff.h"
-#include "spaced/programs.h"
 
 static struct handoff example(void)
 {

@@ -1,4 +1,5 @@
-/* Where SPACE's own programs are: beside the running one (installed), in the build tree, or in libexec. */
+/* Where SPACE's own programs are: beside the running one, in the build tree (also for its unit tests), or
+ * in libexec. */
 #pragma once
 
 #include "base/error.h"
