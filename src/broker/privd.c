@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "base/cleanup.h"
+#include "base/fault.h"
 #include "base/log.h"
 #include "base/str.h"
 
@@ -223,6 +224,7 @@ static bool parse(int argc, char **argv, struct privd_options *o)
 
 int main(int argc, char **argv)
 {
+    fault_init();
     struct privd_options o = {.channel_fd = -1};
     if (!parse(argc, argv, &o)) {
         usage(stderr);

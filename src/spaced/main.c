@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/fault.h"
 #include "base/str.h"
 #include "spaced/handoff.h"
 #include "spaced/root.h"
@@ -47,6 +48,7 @@ static void warn_dev(const struct config *c)
 
 int main(int argc, char **argv)
 {
+    fault_init();
     if (argc >= 3 && strcmp(argv[1], "--second-stage") == 0)
         return second_stage_main(argv[2]);
     struct error err = ERROR_INIT;

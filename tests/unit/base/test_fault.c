@@ -1,0 +1,84 @@
+/* Fault points: what the environment says is done at the named point, in a child of its own. */
+#include "unit.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/wait.h>
+
+#include "base/cleanup.h"
+#include "base/fault.h"
+#include "base/fs.h"
+
+/* Runs points "a.one", "a.two", "a.one" in a child with this environment; its wait status. */
+static int run(const char *spec, const char *log)
+{
+    pid_t pid = fork();
+    if (pid == 0) {
+        if (spec)
+            (void)setenv("SPACE_FAULT", spec, 1);
+        if (log)
+            (void)setenv("SPACE_FAULT_LOG", log, 1);
+        fault_init();
+        fault_point("a.one");
+        fault_point("a.two");
+        fault_point("a.one");
+        _exit(0);
+    }
+    int status = -1;
+    assert_int_equal(waitpid(pid, &status, WUNTRACED), pid);
+    if (WIFSTOPPED(status)) {
+        int ended;
+        assert_int_equal(kill(pid, SIGCONT), 0);
+        assert_int_equal(waitpid(pid, &ended, 0), pid);
+        assert_true(WIFEXITED(ended) && WEXITSTATUS(ended) == 0);
+    }
+    return status;
+}
+
+static void nothing_happens_without_a_spec(void **state)
+{
+    (void)state;
+    static const char *const specs[] = {NULL,    "",           "a.one",       "a.one:dance",
+                                        ":kill", "b.one:kill", "a.one:kill:3"};
+    for (size_t i = 0; i < ARRAY_LEN(specs); i++)
+        assert_true(WIFEXITED(run(specs[i], NULL)));
+}
+
+static void kills_at_the_named_point(void **state)
+{
+    (void)state;
+    assert_int_equal(WTERMSIG(run("a.two:kill", NULL)), SIGKILL);
+    assert_int_equal(WTERMSIG(run("a.one:kill:2", NULL)), SIGKILL);
+}
+
+static void stops_and_goes_on(void **state)
+{
+    (void)state;
+    assert_true(WIFSTOPPED(run("a.one:stop", NULL)));
+}
+
+static void logs_what_is_passed(void **state)
+{
+    (void)state;
+    struct error err = ERROR_INIT;
+    AUTO_FREE char *dir = unit_mkdir();
+    AUTO_FREE char *path = NULL;
+    AUTO_FREE char *text = NULL;
+    size_t n;
+    assert_true(asprintf(&path, "%s/log", dir) > 0);
+    assert_int_equal(WTERMSIG(run("a.one:kill:2", path)), SIGKILL);
+    assert_ok(fs_read_file(AT_FDCWD, path, 4096, &text, &n, &err), &err);
+    assert_string_equal(text, "a.one\na.two\na.one\n");
+    assert_int_equal(unlink(path) | rmdir(dir), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(nothing_happens_without_a_spec),
+        cmocka_unit_test(kills_at_the_named_point),
+        cmocka_unit_test(stops_and_goes_on),
+        cmocka_unit_test(logs_what_is_passed),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
