@@ -25,6 +25,7 @@ enum store_kind {
     STORE_KEY,         /* API key; id: key id */
     STORE_IDEMPOTENCY, /* id: hash of principal and key */
     STORE_EVENT,       /* id: zero-padded sequence number */
+    STORE_SNAPSHOT,    /* parent: sandbox */
     STORE_KINDS
 };
 

@@ -18,9 +18,10 @@
 #define APPLICATION_ID 0x53504345 /* "SPCE" */
 
 static const char *const tables[STORE_KINDS] = {
-    [STORE_SANDBOX] = "sandbox", [STORE_OPERATION] = "operation",     [STORE_PROCESS] = "process",
-    [STORE_SESSION] = "session", [STORE_RELEASE] = "release",         [STORE_TAG] = "tag",
-    [STORE_KEY] = "api_key",     [STORE_IDEMPOTENCY] = "idempotency", [STORE_EVENT] = "event",
+    [STORE_SANDBOX] = "sandbox",   [STORE_OPERATION] = "operation",     [STORE_PROCESS] = "process",
+    [STORE_SESSION] = "session",   [STORE_RELEASE] = "release",         [STORE_TAG] = "tag",
+    [STORE_KEY] = "api_key",       [STORE_IDEMPOTENCY] = "idempotency", [STORE_EVENT] = "event",
+    [STORE_SNAPSHOT] = "snapshot",
 };
 
 struct store_db {
@@ -78,17 +79,21 @@ static int query_number(struct store_db *db, const char *sql, int64_t *ret, stru
 
 /* --- schema --- */
 
+static int make_table(struct store_db *db, enum store_kind kind, struct error *err)
+{
+    const char *t = tables[kind];
+    AUTO_FREE char *sql = str_printf("CREATE TABLE %s (id TEXT NOT NULL PRIMARY KEY, parent TEXT,"
+                                     " created INTEGER NOT NULL, body TEXT NOT NULL);"
+                                     "CREATE INDEX %s_parent ON %s (parent) WHERE parent IS NOT NULL;",
+                                     t, t, t);
+    return sql ? store_db_exec(db, sql, err) : error_set(err, ERROR_NO_MEMORY, "out of memory");
+}
+
 /* Version 1: one table a kind. */
 static int migrate_1(struct store_db *db, struct error *err)
 {
-    for (size_t i = 0; i < STORE_KINDS; i++) {
-        AUTO_FREE char *sql = str_printf("CREATE TABLE %s (id TEXT NOT NULL PRIMARY KEY, parent TEXT,"
-                                         " created INTEGER NOT NULL, body TEXT NOT NULL);"
-                                         "CREATE INDEX %s_parent ON %s (parent) WHERE parent IS NOT NULL;",
-                                         tables[i], tables[i], tables[i]);
-        if (!sql)
-            return error_set(err, ERROR_NO_MEMORY, "out of memory");
-        int rc = store_db_exec(db, sql, err);
+    for (enum store_kind kind = 0; kind <= STORE_EVENT; kind++) {
+        int rc = make_table(db, kind, err);
         if (rc < 0)
             return rc;
     }
@@ -96,8 +101,14 @@ static int migrate_1(struct store_db *db, struct error *err)
     return mark ? store_db_exec(db, mark, err) : error_set(err, ERROR_NO_MEMORY, "out of memory");
 }
 
+/* Version 2: snapshots. */
+static int migrate_2(struct store_db *db, struct error *err)
+{
+    return make_table(db, STORE_SNAPSHOT, err);
+}
+
 /* migrations[n] takes a database from version n to n + 1. Only ever append. */
-static int (*const migrations[])(struct store_db *, struct error *) = {migrate_1};
+static int (*const migrations[])(struct store_db *, struct error *) = {migrate_1, migrate_2};
 
 static int migrate_step(struct store_db *db, int64_t from, struct error *err)
 {

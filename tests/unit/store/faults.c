@@ -142,6 +142,35 @@ static void test_newer_schema(void **state)
     refused(b, ERROR_INVALID, "version 99");
 }
 
+static int count_one(void *arg, const char *id, const char *parent, const json_t *body)
+{
+    (void)id;
+    (void)parent;
+    (void)body;
+    ++*(int *)arg;
+    return 0;
+}
+
+/* A database of the version before has no table of snapshots: it gets one and keeps what it has. */
+static void test_older_schema(void **state)
+{
+    struct box *b = *state;
+    struct error err = ERROR_INIT;
+    int events = 0;
+    int snapshots = 0;
+    put(b, STORE_EVENT, "1", NULL, 7);
+    assert_int_equal(commit(b), 0);
+    close_box(b);
+    sql(b, "DROP TABLE snapshot; PRAGMA user_version = 1");
+    open_box(b);
+    put(b, STORE_SNAPSHOT, "sn_1", "sb_1", 8);
+    assert_int_equal(commit(b), 0);
+    assert_int_equal(store_each(b->store, STORE_EVENT, count_one, &events, &err), 0);
+    assert_int_equal(store_each(b->store, STORE_SNAPSHOT, count_one, &snapshots, &err), 0);
+    assert_int_equal(events, 1);
+    assert_int_equal(snapshots, 1);
+}
+
 static void test_foreign_database(void **state)
 {
     struct box *b = *state;
@@ -302,6 +331,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_killed_writer, setup, teardown),
         cmocka_unit_test_setup_teardown(test_newer_schema, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_older_schema, setup, teardown),
         cmocka_unit_test_setup_teardown(test_foreign_database, setup, teardown),
         cmocka_unit_test_setup_teardown(test_not_a_database, setup, teardown),
         cmocka_unit_test_setup_teardown(test_damaged_database, setup, teardown),
