@@ -47,6 +47,7 @@ static const struct {
     {ERROR_PROTOCOL, 502, "guest_protocol", "The guest broke its protocol"},
     {ERROR_START_FAILED, 422, "start_failed", "The command could not be started"},
     {ERROR_HEADER_TOO_LARGE, 431, "header_too_large", "Request header too large"},
+    {ERROR_INCOMPATIBLE, 409, "incompatible_snapshot", "The snapshot does not fit this machine"},
 };
 
 static size_t find(int code)

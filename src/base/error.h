@@ -13,36 +13,37 @@
 
 enum error_code {
     ERROR_NONE = 0,
-    ERROR_INTERNAL = -1,         /* 500 internal: a bug or an unexpected failure of the host */
-    ERROR_INVALID = -2,          /* 400 invalid_request: `field` names what */
-    ERROR_UNKNOWN_FIELD = -3,    /* 400 unknown_field */
-    ERROR_MALFORMED = -4,        /* 400 malformed_json */
-    ERROR_UNSUPPORTED = -5,      /* 400 unsupported: valid elsewhere, not offered by this server or engine */
-    ERROR_UNAUTHORIZED = -6,     /* 401 unauthorized */
-    ERROR_TOKEN_EXPIRED = -7,    /* 401 token_expired */
-    ERROR_FORBIDDEN = -8,        /* 403 forbidden: the role does not allow it */
-    ERROR_PERMISSION = -9,       /* 403 permission_denied: the guest's kernel refused */
-    ERROR_NOT_FOUND = -10,       /* 404 not_found */
-    ERROR_NO_SUCH_FILE = -11,    /* 404 no_such_file */
-    ERROR_METHOD = -12,          /* 405 method_not_allowed */
-    ERROR_CONFLICT = -13,        /* 409 conflict: another operation or the state is in the way */
-    ERROR_EXISTS = -14,          /* 409 exists */
-    ERROR_NOT_EMPTY = -15,       /* 409 not_empty */
-    ERROR_IS_DIRECTORY = -16,    /* 409 is_directory */
-    ERROR_NOT_DIRECTORY = -17,   /* 409 not_directory */
-    ERROR_GONE = -18,            /* 410 sandbox_gone: deleted or failed while in use */
-    ERROR_TOO_LARGE = -19,       /* 413 too_large */
-    ERROR_MEDIA_TYPE = -20,      /* 415 unsupported_media_type */
-    ERROR_RANGE = -21,           /* 416 range_not_satisfiable */
-    ERROR_IDEMPOTENCY = -22,     /* 422 idempotency_mismatch */
-    ERROR_CAPACITY = -23,        /* 429 capacity: a count or memory limit; Retry-After is sent */
-    ERROR_UNAVAILABLE = -24,     /* 503 unavailable: the guest or a dependency cannot answer now */
-    ERROR_TIMEOUT = -25,         /* 504 timeout */
-    ERROR_NO_SPACE = -26,        /* 507 no_space */
-    ERROR_NO_MEMORY = -27,       /* 500 internal: allocation failed */
-    ERROR_PROTOCOL = -28,        /* 502 guest_protocol: the guest broke its protocol */
-    ERROR_START_FAILED = -29,    /* 422 start_failed: a command could not be started */
-    ERROR_HEADER_TOO_LARGE = -30 /* 431 header_too_large */
+    ERROR_INTERNAL = -1,          /* 500 internal: a bug or an unexpected failure of the host */
+    ERROR_INVALID = -2,           /* 400 invalid_request: `field` names what */
+    ERROR_UNKNOWN_FIELD = -3,     /* 400 unknown_field */
+    ERROR_MALFORMED = -4,         /* 400 malformed_json */
+    ERROR_UNSUPPORTED = -5,       /* 400 unsupported: valid elsewhere, not offered by this server or engine */
+    ERROR_UNAUTHORIZED = -6,      /* 401 unauthorized */
+    ERROR_TOKEN_EXPIRED = -7,     /* 401 token_expired */
+    ERROR_FORBIDDEN = -8,         /* 403 forbidden: the role does not allow it */
+    ERROR_PERMISSION = -9,        /* 403 permission_denied: the guest's kernel refused */
+    ERROR_NOT_FOUND = -10,        /* 404 not_found */
+    ERROR_NO_SUCH_FILE = -11,     /* 404 no_such_file */
+    ERROR_METHOD = -12,           /* 405 method_not_allowed */
+    ERROR_CONFLICT = -13,         /* 409 conflict: another operation or the state is in the way */
+    ERROR_EXISTS = -14,           /* 409 exists */
+    ERROR_NOT_EMPTY = -15,        /* 409 not_empty */
+    ERROR_IS_DIRECTORY = -16,     /* 409 is_directory */
+    ERROR_NOT_DIRECTORY = -17,    /* 409 not_directory */
+    ERROR_GONE = -18,             /* 410 sandbox_gone: deleted or failed while in use */
+    ERROR_TOO_LARGE = -19,        /* 413 too_large */
+    ERROR_MEDIA_TYPE = -20,       /* 415 unsupported_media_type */
+    ERROR_RANGE = -21,            /* 416 range_not_satisfiable */
+    ERROR_IDEMPOTENCY = -22,      /* 422 idempotency_mismatch */
+    ERROR_CAPACITY = -23,         /* 429 capacity: a count or memory limit; Retry-After is sent */
+    ERROR_UNAVAILABLE = -24,      /* 503 unavailable: the guest or a dependency cannot answer now */
+    ERROR_TIMEOUT = -25,          /* 504 timeout */
+    ERROR_NO_SPACE = -26,         /* 507 no_space */
+    ERROR_NO_MEMORY = -27,        /* 500 internal: allocation failed */
+    ERROR_PROTOCOL = -28,         /* 502 guest_protocol: the guest broke its protocol */
+    ERROR_START_FAILED = -29,     /* 422 start_failed: a command could not be started */
+    ERROR_HEADER_TOO_LARGE = -30, /* 431 header_too_large */
+    ERROR_INCOMPATIBLE = -31      /* 409 incompatible_snapshot: made by another VMM, processor or machine */
 };
 
 #define ERROR_MESSAGE_MAX 512 /* bytes, with the NUL; longer text is cut */

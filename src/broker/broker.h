@@ -9,7 +9,10 @@
  * state-dir/pool.img):
  *   templates/<hex64>/rootfs.raw            root 0444, sparse ext4 image, immutable
  *   golden/<key>/{mem,disk.raw,state}       root 0444 once sealed
- *   sandboxes/<id>/disk.raw                 owned by the sandbox's uid, 0600
+ *   snapshots/<id>/{mem,disk.raw,state,pages,manifest}  root 0444 once sealed; the manifest comes last
+ *   sandboxes/<id>/disk.raw                 owned by the sandbox's uid, 0600; root's while parked
+ *   sandboxes/<id>/mem                      hard link to the memory its VMM maps privately: the base of the
+ *                                           next snapshot, whatever happens to the golden or snapshot
  *   sandboxes/<id>/run/{agent.sock,qmp.sock} sockets bound by the broker; directory root:spaced 0750
  *   sandboxes/<id>/run/vmm.log              the last words of the VMM itself (its standard error)
  * Each callback runs once on the loop's thread; after broker_destroy none does. */
@@ -53,13 +56,23 @@ void broker_info(struct broker *b,
                  void (*done)(void *arg, const struct error *err, const struct broker_info *info), void *arg);
 
 /* --- disks --- */
-enum broker_disk_from { BROKER_FROM_TEMPLATE, BROKER_FROM_GOLDEN };
+enum broker_disk_from { BROKER_FROM_TEMPLATE, BROKER_FROM_GOLDEN, BROKER_FROM_SNAPSHOT };
 
 /* Makes sandboxes/<id> with its uid lease, run directory and disk: a reflink clone (or sparse copy) of
- * a template's rootfs.raw or a sealed golden's disk.raw, grown to at least disk_mib. Repeating it for
- * an existing sandbox succeeds and changes nothing. */
+ * a template's rootfs.raw, a sealed golden's or a sealed snapshot's disk.raw, grown to at least disk_mib.
+ * Repeating it for an existing sandbox succeeds and changes nothing. */
 void broker_sandbox_prepare(struct broker *b, const char *sandbox_id, enum broker_disk_from from,
                             const char *digest_or_key, uint32_t disk_mib, broker_done done, void *arg);
+
+/* Lets go of what only a running sandbox needs: kills the VMM if it lives, waits for its end, removes cgroup,
+ * run directory and the link to its memory, gives its uid back (the disk is root's meanwhile). The next
+ * broker_vmm_start leases a uid again. Repeating it, and one that is parked, is success. */
+void broker_sandbox_park(struct broker *b, const char *sandbox_id, broker_done done, void *arg);
+
+/* Replaces the sandbox's disk by a clone of a sealed snapshot's, as one step. No VMM may live
+ * (ERROR_CONFLICT). Repeating it is success. */
+void broker_sandbox_revert(struct broker *b, const char *sandbox_id, const char *snapshot_id,
+                           broker_done done, void *arg);
 
 /* Kills the VMM if it lives, waits for its end, and removes everything the sandbox ever took on the host:
  * disk, directory, sockets, cgroup, uid lease. Absent is success. */
@@ -88,19 +101,62 @@ void broker_golden_remove(struct broker *b, const char *key, broker_done done, v
 void broker_golden_has(struct broker *b, const char *key,
                        void (*done)(void *arg, const struct error *err, bool sealed), void *arg);
 
+/* --- snapshots ---
+ * begin -> (vCPUs stopped, device state written to `state`) -> capture -> (vCPUs may run again) -> seal.
+ * A snapshot without its manifest does not exist: a broker that starts removes it. Memory is a reflink clone
+ * of the memory file the VMM maps, with the changed pages written over it, so every snapshot is whole and
+ * none depends on another; extents are shared below. One sandbox has one snapshot in the making. */
+enum broker_snapshot_kind { BROKER_SNAPSHOT_FULL, BROKER_SNAPSHOT_DISK };
+
+/* Makes the directory, for FULL a `state` file owned by spaced (to be written through the VMM) and a clone of
+ * the memory's base, and writes the disk's dirty pages back, so that capture is short. The VM may run. FULL
+ * needs a living VMM (ERROR_NOT_FOUND). What another begin left of this id is replaced; a sealed one is
+ * ERROR_EXISTS. */
+void broker_snapshot_begin(struct broker *b, const char *snapshot_id, const char *sandbox_id,
+                           enum broker_snapshot_kind kind, broker_done done, void *arg);
+
+/* The vCPUs are stopped, or there is no VMM: clones the disk and, for FULL, takes the pages that the guest
+ * changed. go_on: the VM is to run again soon, so pages are copied to the broker's memory first (as many as
+ * its bound allows) and written after the answer. From the answer on the VM may run, or end. */
+void broker_snapshot_capture(struct broker *b, const char *snapshot_id, bool go_on,
+                             void (*done)(void *arg, const struct error *err, uint64_t dirty_bytes),
+                             void *arg);
+
+/* Writes what capture kept, checks and digests, makes everything durable and root's, and writes the manifest.
+ * *bytes: written for this snapshot (pages, state, index), without what it shares. Repeating a sealed one is
+ * success. */
+void broker_snapshot_seal(struct broker *b, const char *snapshot_id,
+                          void (*done)(void *arg, const struct error *err, uint64_t bytes), void *arg);
+
+/* A new sealed snapshot with the content of another (reflinks). */
+void broker_snapshot_copy(struct broker *b, const char *from_id, const char *to_id, broker_done done,
+                          void *arg);
+
+/* Absent is success. One in the making is abandoned. VMs that map its memory keep it. */
+void broker_snapshot_remove(struct broker *b, const char *snapshot_id, broker_done done, void *arg);
+
+/* Ids of sealed snapshots. */
+void broker_snapshot_list(struct broker *b,
+                          void (*done)(void *arg, const struct error *err, const char (*ids)[ID_SIZE],
+                                       size_t n),
+                          void *arg);
+
 /* --- VMMs --- */
 enum broker_boot {
-    BROKER_BOOT_GOLDEN,  /* cold boot with golden/<key>/mem as shared memory, to be saved */
-    BROKER_BOOT_COLD,    /* cold boot from the sandbox's own disk, private anonymous memory */
-    BROKER_BOOT_RESTORE, /* golden/<key>/mem mapped privately; waits for the device state */
+    BROKER_BOOT_GOLDEN,   /* cold boot with golden/<key>/mem as shared memory, to be saved */
+    BROKER_BOOT_COLD,     /* cold boot from the sandbox's own disk, private anonymous memory */
+    BROKER_BOOT_RESTORE,  /* golden/<key>/mem mapped privately; waits for the device state */
+    BROKER_BOOT_SNAPSHOT, /* the same with snapshots/<id>/mem; first its state and pages are checked against
+                             the manifest's digests (ERROR_INVALID) */
 };
 
 struct broker_vmm {
     const char *sandbox_id; /* prepared */
     enum broker_boot boot;
-    const char *golden_key; /* GOLDEN, RESTORE */
-    const char *platform;   /* hex64 digest of state-dir/platform/<digest>/{vmlinuz,initrd} */
-    bool kvm;               /* accelerate with KVM, else TCG */
+    const char *golden_key;  /* GOLDEN, RESTORE */
+    const char *snapshot_id; /* SNAPSHOT */
+    const char *platform;    /* hex64 digest of state-dir/platform/<digest>/{vmlinuz,initrd} */
+    bool kvm;                /* accelerate with KVM, else TCG */
     uint32_t vcpus;
     uint32_t memory_mib;
 };

@@ -62,8 +62,15 @@ struct guest_identity {
 };
 
 /* The agent has reseeded the kernel's entropy, stepped the clock, and set hostname, machine-id and
- * generation before it confirms; any of them failing is an error (fail closed). */
+ * generation before it confirms; any of them failing is an error (fail closed), and then what
+ * guest_quiesce froze stays frozen. */
 void guest_identify(struct guest *g, const struct guest_identity *id, guest_done done, void *arg);
+
+/* Freezes every process that was started through this link or an earlier one, with all it started: none runs
+ * on until guest_identify has succeeded, which thaws them last of all. So what is captured or stopped after
+ * this answers to nobody before it has its new identity. Repeating it is success. Not within limit_ms: they
+ * are thawed again and done gets ERROR_TIMEOUT. */
+void guest_quiesce(struct guest *g, unsigned limit_ms, guest_done done, void *arg);
 
 /* Asks for a clean end: processes are told (TERM, then KILL after grace_ms), file systems are
  * unmounted, the VM powers off. done means the agent has agreed; the VMM's exit is the proof. */

@@ -92,6 +92,8 @@ enum sandbox_verb {
     SANDBOX_STOP,
     SANDBOX_START,
     SANDBOX_WAKE,
+    SANDBOX_SUSPEND,
+    SANDBOX_RESTORE,
     SANDBOX_VERBS
 };
 const char *sandbox_verb_name(enum sandbox_verb verb); /* "delete" */
@@ -101,6 +103,53 @@ const char *sandbox_verb_name(enum sandbox_verb verb); /* "delete" */
  * for that: it supersedes). body: NULL or an empty object. */
 int sandboxes_verb(struct sandboxes *s, struct sandbox *sb, enum sandbox_verb verb, struct operation **ret_op,
                    bool *ret_already, struct error *err);
+
+/* --- snapshots ---
+ * A record (STORE_SNAPSHOT) and files of the broker. What a suspended sandbox is restored from, and what a
+ * fork starts from, are snapshots too, with a purpose of their own: the API lists only those a client asked
+ * for. */
+struct snapshot;
+
+/* POST .../snapshots {name?, kind?: "full" (default) | "disk"}. full: from running, paused, suspended; disk:
+ * also stopped. The sandbox goes on as it was, its vCPUs stopped for as short as can be. The operation's
+ * result is {snapshot_id, bytes}. */
+int sandboxes_snapshot(struct sandboxes *s, struct sandbox *sb, const json_t *body, struct snapshot **ret,
+                       struct operation **ret_op, struct error *err);
+
+/* POST .../rollback {snapshot_id}: of a snapshot of this sandbox, from running, paused, suspended, stopped or
+ * failed. full: it runs on from there, generation counted up; disk: it boots from the disk as it was then (a
+ * stopped one stays stopped). Snapshots of after that point stay. */
+int sandboxes_rollback(struct sandboxes *s, struct sandbox *sb, const json_t *body, struct operation **ret_op,
+                       struct error *err);
+
+/* POST .../fork {count 1..100 (default 1), name?, metadata?, lifecycle?}: children of a running, paused or
+ * suspended sandbox. The operation's result is {children: [{sandbox_id, error|null}]}: it succeeds when at
+ * least one child runs. A child's name is name, "-1" to "-N" added when there are several. */
+int sandboxes_fork(struct sandboxes *s, struct sandbox *sb, const json_t *body, struct operation **ret_op,
+                   struct error *err);
+
+struct snapshot *snapshots_find(struct sandboxes *s, const char *id); /* those a client may see */
+struct snapshot *snapshots_next(struct sandboxes *s, const struct snapshot *after); /* newest first */
+const char *snapshot_id(const struct snapshot *sn);
+const char *snapshot_sandbox_id(const struct snapshot *sn);
+const char *snapshot_project(const struct snapshot *sn);
+/* New reference: {id, sandbox_id, name, kind, state: creating|ready|failed, template: {ref, digest},
+ * resources, generation, bytes, created_at}. */
+json_t *snapshot_json(const struct snapshot *sn);
+
+/* Deletes it. What is being made from it is finished first. ERROR_CONFLICT while it is being made, or while a
+ * sandbox has nothing else to be restored from. */
+int snapshots_remove(struct sandboxes *s, struct snapshot *sn, struct error *err);
+
+/* What a snapshot keeps of processes belongs to another module: capture is called while the vCPUs stand still
+ * and returns a document; revive is called before the guest's link of a sandbox that runs on from it is
+ * announced (see session/session.h). NULL functions: no processes are kept. Before sandboxes_start. */
+struct sandbox_process_hooks {
+    json_t *(*capture)(void *arg, const struct sandbox *sb);
+    int (*revive)(void *arg, const struct sandbox *sb, const json_t *processes, bool in_place,
+                  struct error *err);
+};
+void sandboxes_set_process_hooks(struct sandboxes *s, const struct sandbox_process_hooks *hooks, void *arg);
 
 /* PATCH: name, metadata, lifecycle. All or nothing. */
 int sandboxes_patch(struct sandboxes *s, struct sandbox *sb, const json_t *body, struct error *err);

@@ -39,6 +39,18 @@ struct sessions_config {
 /* Registers with sandboxes_observe; call before sandboxes_start. Loads the store in sessions_start. */
 int sessions_create(const struct sessions_config *config, struct sessions **ret, struct error *err);
 int sessions_start(struct sessions *s, struct error *err); /* before sandboxes_start */
+
+/* The processes of a sandbox at a moment when its vCPUs stand still, as a document that a snapshot keeps: of
+ * each that has not ended the id, what it is, and how far its streams had come. New reference. */
+json_t *sessions_capture(struct sessions *s, const struct sandbox *sb);
+
+/* The sandbox is about to run on from a snapshot with these processes; called before its guest link is
+ * announced. in_place (rollback): what started since is gone (sandbox_gone), what has ended since runs again,
+ * journals go back to their offsets, attached readers are interrupted ("rolled_back"), ids and tokens stay.
+ * Else (a new sandbox): it gets its own processes with new ids and copies of the journals as far as they are
+ * still kept; nobody is attached. ret_ids (may be NULL): new reference, object old id -> new id. */
+int sessions_revive(struct sessions *s, const struct sandbox *sb, const json_t *processes, bool in_place,
+                    json_t **ret_ids, struct error *err);
 /* Journals are flushed; NULL is accepted. Nothing of `sandboxes` is called any more, so it may be gone
  * already. */
 void sessions_destroy(struct sessions *s);

@@ -19,7 +19,7 @@
 struct vm;
 struct vm_engine;
 
-enum vm_boot { VM_BOOT_GOLDEN, VM_BOOT_COLD, VM_BOOT_RESTORE };
+enum vm_boot { VM_BOOT_GOLDEN, VM_BOOT_COLD, VM_BOOT_RESTORE, VM_BOOT_SNAPSHOT };
 
 /* What one shape of VM is made of; also what a golden snapshot is keyed by. */
 struct vm_shape {
@@ -33,6 +33,7 @@ struct vm_spec {
     enum vm_boot boot;
     struct vm_shape shape;
     char golden_key[BROKER_KEY_SIZE]; /* GOLDEN, RESTORE */
+    char snapshot_id[ID_SIZE];        /* SNAPSHOT: waits for vm_load, like RESTORE */
     char platform[BROKER_DIGEST_SIZE];
 };
 
@@ -59,6 +60,9 @@ struct vm_engine_ops {
     void (*pause)(struct vm *vm, vm_done done, void *arg);
     /* GOLDEN: writes device state to state_fd, vCPUs stopped; then ends the VMM. */
     void (*save)(struct vm *vm, int state_fd, vm_done done, void *arg);
+    /* Any but GOLDEN, vCPUs stopped: writes the device state, without memory, to state_fd (write-only); the
+     * VMM goes on, still stopped. */
+    void (*save_devices)(struct vm *vm, int state_fd, vm_done done, void *arg);
     /* What the guest printed since the last call, at most 64 KiB; "" when there is nothing. */
     void (*console)(struct vm *vm, vm_console_done done, void *arg);
     /* SIGKILL through the broker; `exited` follows. Always possible. */
@@ -87,6 +91,17 @@ const struct vm_engine_info *vm_engine_info(const struct vm_engine *e);
  * not load under another. */
 const char *vm_engine_layout(const struct vm_engine *e);
 
+/* What device state depends on beside shape and platform. cpu: a short [0-9a-z] word, the digest of the
+ * processor features a guest sees ("emulated" with TCG). */
+struct vm_compat {
+    char engine[16], acceleration[16], version[32], layout[17], cpu[17];
+};
+void vm_engine_compat(const struct vm_engine *e, struct vm_compat *ret);
+
+/* Whether device state made under one loads under the other; ERROR_INCOMPATIBLE says which of them differs,
+ * and what was made with what. */
+int vm_compat_check(const struct vm_compat *made, const struct vm_compat *here, struct error *err);
+
 int vm_create(struct vm_engine *e, const struct vm_spec *spec, const struct vm_events *events, void *arg,
               struct vm **ret, struct error *err);
 /* Disconnects and frees; does not end the VMM (a daemon that exits leaves it running). NULL is accepted. */
@@ -104,6 +119,7 @@ void vm_load(struct vm *vm, int state_fd, vm_done done, void *arg);
 void vm_resume(struct vm *vm, vm_done done, void *arg);
 void vm_pause(struct vm *vm, vm_done done, void *arg);
 void vm_save(struct vm *vm, int state_fd, vm_done done, void *arg);
+void vm_save_devices(struct vm *vm, int state_fd, vm_done done, void *arg);
 void vm_kill(struct vm *vm);
 
 /* Beside any other call: the console's new text, for "why did it not boot". */
