@@ -29,6 +29,12 @@ def program(name):
     return path
 
 
+def witness():
+    """Bytes of the program that runs inside sandboxes and tells whether memory, clocks and randomness are right."""
+    with open(os.path.join(bin_dir, "tests", "guest", "witness"), "rb") as image:
+        return image.read()
+
+
 def temporary():
     """A fresh directory on a disk with room: /var/tmp, not a tmpfs."""
     path = tempfile.mkdtemp(prefix="space-test-", dir=os.environ.get("SPACE_TEST_DIR", "/var/tmp"))
@@ -51,6 +57,7 @@ class Server:
             with open(path, "w", encoding="utf-8") as out:
                 out.write("".join(f"{name} = {value}\n" for name, value in config.items()))
             self.args += ["--config", path]
+        self.env = {}  # on top of the test's own environment
         self.process = None
         self.host = self.port = self.key = None
         self.templates = {}
@@ -67,7 +74,7 @@ class Server:
         with open(self.log_path, "ab") as log:
             # A session of its own: signals to the test run do not reach it.
             self.process = subprocess.Popen(self.command(), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                                            start_new_session=True)
+                                            start_new_session=True, env={**os.environ, **self.env})
         return self
 
     def start(self):
