@@ -17,13 +17,14 @@ static struct {
     char name[64];
     int signal;
     unsigned long countdown;
-    const char *log;
+    const char *file, *log;
 } fault;
 
 /* NAME:ACTION[:N]; what cannot be read switches nothing on. */
 static void read_spec(const char *spec)
 {
     char action[8] = "";
+    *fault.name = '\0';
     const char *colon = strchr(spec, ':');
     size_t n = colon ? (size_t)(colon - spec) : 0;
     if (n == 0 || n >= sizeof(fault.name))
@@ -35,17 +36,31 @@ static void read_spec(const char *spec)
     memcpy(action, colon + 1, action_n);
     fault.signal = strcmp(action, "kill") == 0 ? SIGKILL : strcmp(action, "stop") == 0 ? SIGSTOP : 0;
     fault.countdown = end ? strtoul(end + 1, NULL, 10) : 1;
-    if (fault.signal)
-        memcpy(fault.name, spec, n);
+    if (!fault.signal)
+        return;
+    memcpy(fault.name, spec, n);
+    fault.name[n] = '\0';
 }
 
 void fault_init(void)
 {
     const char *spec = getenv("SPACE_FAULT");
     fault.log = getenv("SPACE_FAULT_LOG");
-    if (spec)
+    if (spec && *spec == '@')
+        fault.file = spec + 1;
+    else if (spec)
         read_spec(spec);
-    fault.on = fault.log || *fault.name;
+    fault.on = fault.log || fault.file || *fault.name;
+}
+
+static void read_file(void)
+{
+    char text[96];
+    AUTO_CLOSE int fd = open(fault.file, O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd >= 0 ? read(fd, text, sizeof(text) - 1) : -1;
+    text[n > 0 ? n : 0] = '\0';
+    text[strcspn(text, "\n")] = '\0';
+    read_spec(text);
 }
 
 static void note(const char *name)
@@ -63,6 +78,8 @@ void fault_point(const char *name)
         return;
     if (fault.log)
         note(name);
+    if (fault.file)
+        read_file();
     if (*fault.name && strcmp(fault.name, name) == 0 && fault.countdown > 0 && --fault.countdown == 0)
         (void)kill(getpid(), fault.signal);
 }

@@ -72,6 +72,23 @@ static void logs_what_is_passed(void **state)
     assert_int_equal(unlink(path) | rmdir(dir), 0);
 }
 
+/* Armed by what is in a file, even one that was written after the program had begun. */
+static void looks_into_a_file(void **state)
+{
+    (void)state;
+    AUTO_FREE char *dir = unit_mkdir();
+    AUTO_FREE char *path = NULL;
+    AUTO_FREE char *spec = NULL;
+    assert_true(asprintf(&path, "%s/arm", dir) > 0 && asprintf(&spec, "@%s", path) > 0);
+    assert_true(WIFEXITED(run(spec, NULL)));
+    FILE *arm = fopen(path, "w");
+    assert_true(arm && fputs("a.two:kill\n", arm) >= 0 && fclose(arm) == 0);
+    assert_int_equal(WTERMSIG(run(spec, NULL)), SIGKILL);
+    assert_int_equal(truncate(path, 0), 0);
+    assert_true(WIFEXITED(run(spec, NULL)));
+    assert_int_equal(unlink(path) | rmdir(dir), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -79,6 +96,7 @@ int main(void)
         cmocka_unit_test(kills_at_the_named_point),
         cmocka_unit_test(stops_and_goes_on),
         cmocka_unit_test(logs_what_is_passed),
+        cmocka_unit_test(looks_into_a_file),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
