@@ -86,29 +86,48 @@ int cli_fail(const struct cli *c, const struct error *err)
 
 /* --- finding things --- */
 
-int cli_sandbox(struct cli *c, const char *id_or_name, char **ret, struct error *err)
+/* A kind of thing that has an id and, for people, a name that need not be its own. */
+struct named {
+    const char *one, *many;
+    const char *prefix; /* of its ids */
+    const char *list;   /* path of the list; NULL: no memory for it */
+};
+
+/* The id of the one that is called so; points into items. */
+static int find_named(const struct named *n, const json_t *items, const char *name, const char **ret,
+                      struct error *err)
 {
-    const char *found = NULL;
+    size_t i;
+    json_t *item;
+    *ret = NULL;
+    json_array_foreach(items, i, item)
+    {
+        if (!str_eq(json_string_value(json_object_get(item, "name")), name) ||
+            str_eq(json_string_value(json_object_get(item, "state")), "deleted"))
+            continue;
+        if (*ret)
+            return error_set(err, ERROR_CONFLICT, "several %s are called %s; give the id", n->many, name);
+        *ret = json_string_value(json_object_get(item, "id"));
+    }
+    return *ret ? 0 : error_set(err, ERROR_NOT_FOUND, "no %s is called %s", n->one, name);
+}
+
+static int find_id(struct cli *c, const struct named *n, const char *id_or_name, char **ret,
+                   struct error *err)
+{
+    const char *found = id_or_name;
     json_t *items = NULL;
-    if (str_starts(id_or_name, "sb_"))
-        found = id_or_name;
+    int rc = 0;
     struct client *client = cli_client(c, err);
     if (!client)
         return err->code;
-    int rc = found ? 0 : client_list(client, "/v1/sandboxes", "", &items, err);
-    size_t i;
-    json_t *item;
-    json_array_foreach(items, i, item)
-    {
-        if (!str_eq(json_string_value(json_object_get(item, "name")), id_or_name) ||
-            str_eq(json_string_value(json_object_get(item, "state")), "deleted"))
-            continue;
-        if (found)
-            rc = error_set(err, ERROR_CONFLICT, "several sandboxes are called %s; give the id", id_or_name);
-        found = json_string_value(json_object_get(item, "id"));
+    if (!n->list)
+        return error_set(err, ERROR_NO_MEMORY, "out of memory");
+    if (!str_starts(id_or_name, n->prefix)) {
+        rc = client_list(client, n->list, "", &items, err);
+        if (rc == 0)
+            rc = find_named(n, items, id_or_name, &found, err);
     }
-    if (rc == 0 && !found)
-        rc = error_set(err, ERROR_NOT_FOUND, "no sandbox is called %s", id_or_name);
     if (rc == 0) {
         char *copy = strdup(found);
         if (copy)
@@ -117,6 +136,30 @@ int cli_sandbox(struct cli *c, const char *id_or_name, char **ret, struct error 
             rc = error_set(err, ERROR_NO_MEMORY, "out of memory");
     }
     json_decref(items);
+    return rc;
+}
+
+int cli_sandbox(struct cli *c, const char *id_or_name, char **ret, struct error *err)
+{
+    const struct named sandboxes = {"sandbox", "sandboxes", "sb_", "/v1/sandboxes"};
+    return find_id(c, &sandboxes, id_or_name, ret, err);
+}
+
+int cli_snapshot(struct cli *c, const char *sandbox_id, const char *id_or_name, char **ret, struct error *err)
+{
+    AUTO_FREE char *path =
+        sandbox_id ? client_path("/v1/sandboxes/%s/snapshots", sandbox_id) : strdup("/v1/snapshots");
+    const struct named snapshots = {"snapshot", "snapshots", "sn_", path};
+    return find_id(c, &snapshots, id_or_name, ret, err);
+}
+
+int cli_snapshot_in(struct cli *c, json_t *body, struct error *err)
+{
+    AUTO_FREE char *id = NULL;
+    const char *text = json_string_value(json_object_get(body, "snapshot"));
+    int rc = text ? cli_snapshot(c, NULL, text, &id, err) : 0;
+    if (id)
+        (void)json_object_set_new(body, "snapshot", json_string(id));
     return rc;
 }
 
@@ -267,6 +310,11 @@ static int print_outcome(struct cli *c, const json_t *operation, struct error *e
 
 int cli_operation(struct cli *c, json_t *answer)
 {
+    return cli_operation_print(c, answer, print_outcome);
+}
+
+int cli_operation_print(struct cli *c, json_t *answer, cli_outcome print)
+{
     struct error err = ERROR_INIT;
     json_t *operation = NULL;
     const char *id = json_string_value(json_object_get(json_object_get(answer, "operation"), "id"));
@@ -283,7 +331,7 @@ int cli_operation(struct cli *c, json_t *answer)
         if (rc == 0)
             rc = cli_operation_error(operation, &err);
         if (rc == 0)
-            rc = print_outcome(c, operation, &err);
+            rc = print(c, operation, &err);
     }
     json_decref(operation);
     json_decref(answer);

@@ -34,6 +34,14 @@ int cli_call(struct cli *c, const char *method, char *path, json_t *body, json_t
  * several. */
 int cli_sandbox(struct cli *c, const char *id_or_name, char **ret, struct error *err);
 
+/* A snapshot's id from an id or a name, looked for among those of a sandbox, or of all (sandbox_id NULL): new
+ * heap string. Errors as of cli_sandbox. */
+int cli_snapshot(struct cli *c, const char *sandbox_id, const char *id_or_name, char **ret,
+                 struct error *err);
+
+/* Puts the id in place of the name in a body's "snapshot", when it has one. */
+int cli_snapshot_in(struct cli *c, json_t *body, struct error *err);
+
 /* The sandbox of a process, looked for in all of them: new heap string. */
 int cli_process_sandbox(struct cli *c, const char *process_id, char **ret, struct error *err);
 
@@ -48,6 +56,10 @@ int cli_wait_operation(struct cli *c, const char *id, bool progress, json_t **re
  * waits and prints the sandbox (or the operation when it has none). `answer` is {"sandbox"?, "operation"};
  * stolen. */
 int cli_operation(struct cli *c, json_t *answer);
+
+/* The same for a command that prints something else of the operation once it has succeeded. */
+typedef int (*cli_outcome)(struct cli *c, const json_t *operation, struct error *err);
+int cli_operation_print(struct cli *c, json_t *answer, cli_outcome print);
 
 /* The error of a failed or canceled operation; 0 for a succeeded one. */
 int cli_operation_error(const json_t *operation, struct error *err);
@@ -82,6 +94,12 @@ int cmd_ls(struct cli *c);
 int cmd_get(struct cli *c);
 int cmd_rm(struct cli *c);
 int cmd_verb(struct cli *c);
+int cmd_fork(struct cli *c);
+int cmd_snapshot(struct cli *c);
+int cmd_rollback(struct cli *c);
+int cmd_snapshots(struct cli *c);
+int cmd_snapshot_get(struct cli *c);
+int cmd_snapshot_rm(struct cli *c);
 int cmd_cp(struct cli *c);
 int cmd_ps(struct cli *c);
 int cmd_process_get(struct cli *c);

@@ -174,15 +174,16 @@ int cmd_exec(struct cli *c)
 /* --- run --- */
 
 /* Creates the sandbox and waits until it runs. *ret_id is set as soon as there is something to delete. */
-static int create_running(struct cli *c, char **ret_id, struct error *err)
+static int create_running(struct cli *c, json_t *body, char **ret_id, struct error *err)
 {
-    json_t *body = NULL;
     json_t *answer = NULL;
     json_t *operation = NULL;
     const char *sandbox_id = NULL;
     const char *operation_id = NULL;
-    int rc = request_sandbox(c->args, &body, err);
-    if (rc == 0)
+    int rc = cli_snapshot_in(c, body, err);
+    if (rc < 0)
+        json_decref(body);
+    else
         rc = cli_call(c, "POST", strdup("/v1/sandboxes"), body, &answer, err);
     if (rc < 0)
         return rc;
@@ -222,13 +223,16 @@ int cmd_run(struct cli *c)
         (void)error_set(&err, ERROR_INVALID, "no command was given; write it after `--`");
         return usage_error(c, &err);
     }
-    if (choose_foreground(c->args, &f, &err) < 0)
+    json_t *body = NULL;
+    if (choose_foreground(c->args, &f, &err) < 0 || request_sandbox(c->args, &body, &err) < 0)
         return usage_error(c, &err);
-    if (signals_catch(&err) < 0 || !cli_client(c, &err))
+    if (signals_catch(&err) < 0 || !cli_client(c, &err)) {
+        json_decref(body);
         return cli_fail(c, &err);
+    }
     client_interruptible(c->client, &signals_interrupted);
     int status;
-    if (create_running(c, &id, &err) < 0)
+    if (create_running(c, body, &id, &err) < 0)
         status = signals_interrupted ? EXIT_SIGNAL_BASE + signals_interrupted : cli_fail(c, &err);
     else
         status = exec_in(c, id, &f, &err);

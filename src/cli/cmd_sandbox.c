@@ -1,4 +1,4 @@
-/* Sandboxes: create, ls, get, rm, pause, resume, stop, start, wake. */
+/* Sandboxes: create, ls, get, rm, and the verbs of their life that take nothing but a sandbox. */
 #include <string.h>
 
 #include "base/buf.h"
@@ -17,7 +17,11 @@ int cmd_create(struct cli *c)
         (void)cli_fail(c, &err);
         return EXIT_USAGE;
     }
-    rc = cli_call(c, "POST", strdup("/v1/sandboxes"), body, &answer, &err);
+    rc = cli_snapshot_in(c, body, &err);
+    if (rc == 0)
+        rc = cli_call(c, "POST", strdup("/v1/sandboxes"), body, &answer, &err);
+    else
+        json_decref(body);
     return rc < 0 ? cli_fail(c, &err) : cli_operation(c, answer);
 }
 
@@ -82,6 +86,24 @@ int cmd_ls(struct cli *c)
     return EXIT_OK;
 }
 
+/* How the sandbox came to its state, below it; one that is gone by now has no history left. */
+static int print_history(struct cli *c, const char *id, struct error *err)
+{
+    static const struct cli_column columns[] = {
+        {"TIME", "at"}, {"FROM", "from"}, {"TO", "to"}, {"REASON", "reason"}, {NULL, NULL}};
+    AUTO_FREE char *path = client_path("/v1/sandboxes/%s/history", id);
+    json_t *items = NULL;
+    if (!path)
+        return error_set(err, ERROR_NO_MEMORY, "out of memory");
+    int rc = client_list(c->client, path, "", &items, err);
+    if (rc == 0 && json_array_size(items) > 0) {
+        (void)fputc('\n', c->out);
+        cli_print_list(c, items, columns);
+    }
+    json_decref(items);
+    return rc == ERROR_NOT_FOUND ? 0 : rc;
+}
+
 int cmd_get(struct cli *c)
 {
     struct error err = ERROR_INIT;
@@ -94,7 +116,9 @@ int cmd_get(struct cli *c)
         return cli_fail(c, &err);
     cli_print_object(c, sandbox);
     json_decref(sandbox);
-    return EXIT_OK;
+    if (!c->json)
+        rc = print_history(c, id, &err);
+    return rc < 0 ? cli_fail(c, &err) : EXIT_OK;
 }
 
 static int remove_one(struct cli *c, const char *name)
@@ -120,7 +144,7 @@ int cmd_rm(struct cli *c)
     return status;
 }
 
-/* pause, resume, stop, start, wake: the verb is the command's name. */
+/* pause, resume, suspend and so on: the verb is the command's name. */
 int cmd_verb(struct cli *c)
 {
     struct error err = ERROR_INIT;

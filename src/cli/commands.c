@@ -8,23 +8,31 @@
         "no-wait", 0, OPTION_FLAG, NULL, "Print the operation's id at once; see `space op wait`." \
     }
 
-#define SANDBOX_OPTIONS                                                                                     \
-    {"template", 't', OPTION_STRING, "TEMPLATE",                                                            \
-     "NAME, NAME:TAG or NAME@sha256:HEX (default seed:latest)."},                                           \
-        {"name", 0, OPTION_STRING, "NAME", "A name for people."},                                           \
-        {"metadata", 'm', OPTION_LIST, "KEY=VALUE", "Metadata; may be repeated."},                          \
-        {"env", 'e', OPTION_LIST, "KEY[=VALUE]",                                                            \
-         "Environment of the sandbox's commands; without a value, ours is taken. May be repeated."},        \
-        {"cpus", 0, OPTION_NUMBER, "N", "Virtual CPUs.", NULL, 1, 1024},                                    \
-        {"memory", 0, OPTION_NUMBER, "MIB", "Memory in MiB.", NULL, 1, 1u << 30},                           \
-        {"disk", 0, OPTION_NUMBER, "MIB", "Disk in MiB.", NULL, 1, 1u << 30},                               \
-        {"idle-timeout", 0, OPTION_NUMBER, "SECONDS", "How long without activity until --on-idle happens.", \
-         NULL,           0, 1u << 30},                                                                      \
-        {"on-idle", 0, OPTION_STRING, "ACTION", "What happens then: pause, delete or none."},               \
-        {"max-lifetime", 0, OPTION_NUMBER, "SECONDS", "How long it lives at most.", NULL, 0, 1u << 30},     \
-    {                                                                                                       \
-        "auto-wake", 0, OPTION_FLAG, NULL, "Wake it when it is used while paused or stopped."               \
+#define LIFECYCLE_OPTIONS                                                                                \
+    {"idle-timeout", 0, OPTION_NUMBER, "SECONDS", "How long without activity until --on-idle happens.",  \
+     NULL,           0, 1u << 30},                                                                       \
+        {"on-idle", 0, OPTION_STRING, "ACTION",                                                          \
+         "What happens then: pause, suspend, delete or none. Or several, each after a time of its own "  \
+         "without activity: pause:300,suspend:3600."},                                                   \
+        {"max-lifetime", 0, OPTION_NUMBER, "SECONDS", "How long it lives at most.", NULL, 0, 1u << 30},  \
+        {"on-expiry",     0, OPTION_CHOICE, "delete|suspend", "What happens then (default delete).",     \
+         "delete|suspend"},                                                                              \
+    {                                                                                                    \
+        "auto-wake", 0, OPTION_FLAG, NULL, "Wake it when it is used while paused, suspended or stopped." \
     }
+
+#define SANDBOX_OPTIONS                                                                              \
+    {"template", 't', OPTION_STRING, "TEMPLATE",                                                     \
+     "NAME, NAME:TAG or NAME@sha256:HEX (default seed:latest)."},                                    \
+        {"snapshot", 0, OPTION_STRING, "SNAPSHOT",                                                   \
+         "Start from this snapshot, by id or name, in place of a template."},                        \
+        {"name", 0, OPTION_STRING, "NAME", "A name for people."},                                    \
+        {"metadata", 'm', OPTION_LIST, "KEY=VALUE", "Metadata; may be repeated."},                   \
+        {"env", 'e', OPTION_LIST, "KEY[=VALUE]",                                                     \
+         "Environment of the sandbox's commands; without a value, ours is taken. May be repeated."}, \
+        {"cpus", 0, OPTION_NUMBER, "N", "Virtual CPUs.", NULL, 1, 1024},                             \
+        {"memory", 0, OPTION_NUMBER, "MIB", "Memory in MiB.", NULL, 1, 1u << 30},                    \
+        {"disk", 0, OPTION_NUMBER, "MIB", "Disk in MiB.", NULL, 1, 1u << 30}, LIFECYCLE_OPTIONS
 
 #define COMMAND_OPTIONS                                                                         \
     {"user", 'u', OPTION_STRING, "USER", "User name or number in the sandbox (default root)."}, \
@@ -105,6 +113,22 @@ static const struct cli_option ls_options[] = {
 };
 
 static const struct cli_option wait_options[] = {WAIT_OPTIONS, {NULL}};
+
+static const struct cli_option fork_options[] = {
+    {"count", 'n', OPTION_NUMBER, "N", "How many children (default 1).", NULL, 1, 100},
+    {"name", 0, OPTION_STRING, "NAME", "Their name; several get -1, -2 and so on after it."},
+    {"metadata", 'm', OPTION_LIST, "KEY=VALUE", "Metadata in place of the parent's; may be repeated."},
+    LIFECYCLE_OPTIONS,
+    WAIT_OPTIONS,
+    {NULL},
+};
+
+static const struct cli_option snapshot_options[] = {
+    {"name", 0, OPTION_STRING, "NAME", "A name for people."},
+    {"disk", 0, OPTION_FLAG, NULL, "Only the disk: no memory, no processes."},
+    WAIT_OPTIONS,
+    {NULL},
+};
 
 static const struct cli_option cp_options[] = {
     {"mode", 0, OPTION_STRING, "OCTAL", "Permission bits of the file in the sandbox (default the source's)."},
@@ -196,6 +220,18 @@ static const char attach_detail[] = "TARGET is a session (se_..., with its token
                                     "new session is made with the API key. "
                                     "Attaching to a command that has not been started starts it. A broken "
                                     "connection is tried again for 30 seconds.";
+static const char fork_detail[] =
+    "Each child goes on from where SANDBOX is now, running, paused or suspended, with its memory, disk and "
+    "processes (these with ids of their own), and with an identity of its own: names, clock and random "
+    "numbers are renewed before anything runs in it. Prints the children's ids; those that did not come up "
+    "are told on standard error, and the status is 1.";
+static const char snapshot_detail[] =
+    "Keeps disk, memory and processes as they are at one point in time; the sandbox goes on. Prints the "
+    "snapshot's id. Go back to it with `space rollback`, or start others from it with `space create "
+    "--snapshot`.";
+static const char rollback_detail[] =
+    "The same sandbox, with the same id, is again as it was when the snapshot was made; what happened since "
+    "is lost. A snapshot of the disk alone boots it anew. Later snapshots stay.";
 static const char verb_detail[] = "Succeeds at once when the sandbox is there already.";
 
 const struct cli_command cli_commands[] = {
@@ -203,7 +239,9 @@ const struct cli_command cli_commands[] = {
      cmd_run},
     {"create", "", 0, 0, false, create_options, "Create a sandbox and print its id.", NULL, cmd_create},
     {"ls", "", 0, 0, false, ls_options, "List sandboxes.", NULL, cmd_ls},
-    {"get", "SANDBOX", 1, 1, false, NULL, "Show a sandbox, by id or name.", NULL, cmd_get},
+    {"get", "SANDBOX", 1, 1, false, NULL, "Show a sandbox, by id or name, and how it came to its state.",
+     "The table of its last changes of state has their times and reasons. With -o json: the sandbox alone.",
+     cmd_get},
     {"rm", "SANDBOX...", 1, CLI_POSITIONAL_MAX, false, wait_options, "Delete sandboxes.", NULL, cmd_rm},
     {"exec", "SANDBOX [--] COMMAND [ARG...]", 1, 1, true, exec_options, "Run a command in a sandbox.",
      "Exits with the command's own status. `space exec -it SANDBOX -- bash` opens a shell.", cmd_exec},
@@ -220,8 +258,25 @@ const struct cli_command cli_commands[] = {
      verb_detail, cmd_verb},
     {"start", "SANDBOX", 1, 1, false, wait_options, "Boot a stopped sandbox from its disk.", verb_detail,
      cmd_verb},
-    {"wake", "SANDBOX", 1, 1, false, wait_options, "Resume or start, whichever is due.", verb_detail,
+    {"suspend", "SANDBOX", 1, 1, false, wait_options,
+     "Keep a sandbox's memory and processes on disk and give back what it holds of the machine.", verb_detail,
      cmd_verb},
+    {"restore", "SANDBOX", 1, 1, false, wait_options, "Let a suspended sandbox go on.", verb_detail,
+     cmd_verb},
+    {"wake", "SANDBOX", 1, 1, false, wait_options, "Resume, restore or start, whichever is due.", verb_detail,
+     cmd_verb},
+    {"fork", "SANDBOX", 1, 1, false, fork_options, "Make copies of a sandbox that go on by themselves.",
+     fork_detail, cmd_fork},
+    {"snapshot", "SANDBOX", 1, 1, false, snapshot_options, "Keep a point in time of a sandbox.",
+     snapshot_detail, cmd_snapshot},
+    {"rollback", "SANDBOX SNAPSHOT", 2, 2, false, wait_options, "Take a sandbox back to a snapshot of it.",
+     rollback_detail, cmd_rollback},
+    {"snapshots", "[SANDBOX]", 0, 1, false, NULL, "List snapshots, of one sandbox or of all.", NULL,
+     cmd_snapshots},
+    {"snapshot get", "SNAPSHOT", 1, 1, false, NULL, "Show a snapshot, by id or name.", NULL,
+     cmd_snapshot_get},
+    {"snapshot rm", "SNAPSHOT...", 1, CLI_POSITIONAL_MAX, false, NULL, "Delete snapshots.", NULL,
+     cmd_snapshot_rm},
     {"cp", "SOURCE DESTINATION", 2, 2, false, cp_options, "Copy a file into a sandbox or out of it.",
      "One side is SANDBOX:/path, the other a local file or \"-\". The file appears when it is whole.",
      cmd_cp},

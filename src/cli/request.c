@@ -5,9 +5,11 @@
 #include <unistd.h>
 
 #include "base/cleanup.h"
+#include "base/str.h"
 #include "cli/tty.h"
 
 #define DEFAULT_TEMPLATE "seed:latest"
+#define IDLE_MAX_S (1u << 30)
 
 /* Sets a member when the option was given. */
 static void set_text(json_t *to, const char *member, const struct cli_args *a, const char *option)
@@ -40,15 +42,89 @@ static json_t *resources(const struct cli_args *a)
     return r;
 }
 
-static json_t *lifecycle(const struct cli_args *a)
+/* One step of a ladder, "pause:300", of n bytes; NULL when it is none. */
+static json_t *idle_step(const char *text, size_t n)
 {
+    char number[24];
+    uint64_t seconds;
+    size_t word = strcspn(text, ":");
+    if (word == 0 || word >= n || n - word - 1 >= sizeof(number))
+        return NULL;
+    memcpy(number, text + word + 1, n - word - 1);
+    number[n - word - 1] = '\0';
+    if (!str_to_u64(number, 1, IDLE_MAX_S, &seconds))
+        return NULL;
+    return json_pack("{s:I, s:s%}", "after_s", (json_int_t)seconds, "do", text, word);
+}
+
+/* "pause" is what happens after --idle-timeout, "pause:300,suspend:3600" a ladder; which words there are, and
+ * in what order, is for the server to say. */
+static int idle_action(const char *text, json_t **ret, struct error *err)
+{
+    json_t *ladder = strchr(text, ':') ? json_array() : NULL;
+    for (const char *at = text; ladder; at += strcspn(at, ",") + 1) {
+        size_t n = strcspn(at, ",");
+        if (json_array_append_new(ladder, idle_step(at, n)) < 0) {
+            json_decref(ladder);
+            return error_set(err, ERROR_INVALID,
+                             "--on-idle takes ACTION, or ACTION:SECONDS,ACTION:SECONDS..., not '%s'", text);
+        }
+        if (at[n] == '\0')
+            break;
+    }
+    *ret = ladder ? ladder : json_string(text);
+    return *ret ? 0 : error_set(err, ERROR_INVALID, "--on-idle is not UTF-8 text");
+}
+
+/* Adds "lifecycle" unless nothing was said of it. */
+static int set_lifecycle(json_t *to, const struct cli_args *a, struct error *err)
+{
+    const char *on_idle = cli_text(a, "on-idle", NULL);
+    json_t *action = NULL;
+    int rc = on_idle ? idle_action(on_idle, &action, err) : 0;
+    if (rc < 0)
+        return rc;
     json_t *l = json_object();
     set_number(l, "idle_timeout_s", a, "idle-timeout");
-    set_text(l, "on_idle", a, "on-idle");
+    if (action)
+        (void)json_object_set_new(l, "on_idle", action);
     set_number(l, "max_lifetime_s", a, "max-lifetime");
+    set_text(l, "on_expiry", a, "on-expiry");
     if (cli_flag(a, "auto-wake"))
         (void)json_object_set_new(l, "auto_wake", json_true());
-    return l;
+    set_object(to, "lifecycle", l);
+    return 0;
+}
+
+/* What the sandbox starts from. */
+static int set_source(json_t *to, const struct cli_args *a, struct error *err)
+{
+    if (!cli_flag(a, "snapshot")) {
+        (void)json_object_set_new(to, "template", json_string(cli_text(a, "template", DEFAULT_TEMPLATE)));
+        return 0;
+    }
+    if (cli_flag(a, "template"))
+        return error_set(err, ERROR_INVALID, "--snapshot and --template exclude each other");
+    set_text(to, "snapshot", a, "snapshot");
+    return 0;
+}
+
+int request_fork(const struct cli_args *a, json_t **ret, struct error *err)
+{
+    json_t *metadata = NULL;
+    int rc = cli_map(a, "metadata", &metadata, err);
+    if (rc < 0)
+        return rc;
+    json_t *body = json_object();
+    set_number(body, "count", a, "count");
+    set_text(body, "name", a, "name");
+    set_object(body, "metadata", metadata);
+    rc = set_lifecycle(body, a, err);
+    if (rc == 0)
+        *ret = body;
+    else
+        json_decref(body);
+    return rc;
 }
 
 int request_sandbox(const struct cli_args *a, json_t **ret, struct error *err)
@@ -59,13 +135,15 @@ int request_sandbox(const struct cli_args *a, json_t **ret, struct error *err)
     if (rc == 0)
         rc = cli_map(a, "env", &env, err);
     json_t *body = json_object();
+    if (rc == 0)
+        rc = set_source(body, a, err);
+    if (rc == 0)
+        rc = set_lifecycle(body, a, err);
     if (rc == 0) {
-        (void)json_object_set_new(body, "template", json_string(cli_text(a, "template", DEFAULT_TEMPLATE)));
         set_text(body, "name", a, "name");
         set_object(body, "metadata", metadata);
         set_object(body, "env", env);
         set_object(body, "resources", resources(a));
-        set_object(body, "lifecycle", lifecycle(a));
         *ret = body;
         return 0;
     }

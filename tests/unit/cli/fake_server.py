@@ -110,7 +110,21 @@ class Server:
         sandbox = {"id": "sb_1", "name": "one", "state": "running", "template": {"ref": "seed:latest"}}
         session = {"session": {"id": "se_1", "process_id": "pr_1", "sandbox_id": "sb_1"},
                    "attach": {"url": self.url + "/v1/attach/se_1", "token": "tok1", "expires_at": "x"}}
+        snapshot = {"id": "sn_1", "sandbox_id": "sb_1", "name": "before", "kind": "full", "state": "ready",
+                    "bytes": 7}
+        moved = {"at": "2026-01-02T03:04:05.678Z", "from": "running", "to": "paused", "reason": "a request"}
+        started = {"sandbox": sandbox, "operation": self.operation}
         table = {
+            ("GET", "/v1/sandboxes/sb_1/history"): (200, {"items": [moved], "next_cursor": None}),
+            ("POST", "/v1/sandboxes/sb_1/suspend"): (202, started),
+            ("POST", "/v1/sandboxes/sb_1/restore"): (202, started),
+            ("POST", "/v1/sandboxes/sb_1/rollback"): (202, started),
+            ("POST", "/v1/sandboxes/sb_1/fork"): (202, started),
+            ("POST", "/v1/sandboxes/sb_1/snapshots"): (202, dict(started, snapshot=snapshot)),
+            ("GET", "/v1/sandboxes/sb_1/snapshots"): (200, {"items": [snapshot], "next_cursor": None}),
+            ("GET", "/v1/snapshots"): (200, {"items": [snapshot], "next_cursor": None}),
+            ("GET", "/v1/snapshots/sn_1"): (200, snapshot),
+            ("DELETE", "/v1/snapshots/sn_1"): (204, b""),
             ("POST", "/v1/sandboxes"): (202, {"sandbox": sandbox, "operation": self.operation}),
             ("GET", "/v1/sandboxes"): (200, {"items": [sandbox], "next_cursor": None}),
             ("GET", "/v1/sandboxes/sb_1"): (200, sandbox),

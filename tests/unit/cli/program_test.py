@@ -74,7 +74,15 @@ class Statuses(Case):
     def test_usage(self):
         for words in (["nope"], ["get"], ["run"], ["exec", "sb_1"], ["cp", "a", "b"], ["cp", "x:y", "b"],
                       ["kill", "-s", "SIGFOO", "sb_1", "pr_1"], ["template", "build", "x"], ["attach", "se_1"],
-                      ["create", "-m", "novalue"], ["run", "--tty", "true"]):
+                      ["create", "-m", "novalue"], ["run", "--tty", "true"], ["snapshot"], ["rollback", "sb_1"],
+                      ["fork"], ["fork", "-n", "0", "sb_1"], ["fork", "-n", "101", "sb_1"],
+                      ["fork", "-m", "novalue", "sb_1"], ["fork", "--on-idle", "pause:", "sb_1"],
+                      ["create", "--snapshot", "sn_1", "-t", "seed"], ["run", "--snapshot", "x", "-t", "y", "z"],
+                      ["create", "--on-idle", "pause:x"], ["create", "--on-idle", "pause:0"],
+                      ["create", "--on-idle", ":5"], ["create", "--on-idle", "pause:5,"],
+                      ["create", "--on-idle", "pause:5,suspend"], ["create", "--on-idle", "a:5:6"],
+                      ["create", "--on-idle", "pause:99999999999999999999999999"],
+                      ["create", "--on-expiry", "pause"], ["snapshots", "a", "b"]):
             self.assertEqual(self.space(*words).returncode, 2, words)
         self.assertEqual(self.server.requests, [])
 
@@ -168,6 +176,154 @@ class Lists(Case):
         self.assertEqual(r.returncode, 0, r.stderr)
         self.assertEqual([json.loads(line)["id"] for line in r.stdout.splitlines()], ["1", "2"])
         self.assertIn("/v1/events?since=1", self.paths("GET"))
+
+
+class Lifecycle(Case):
+    def lifecycle(self, *options):
+        self.server.requests.clear()
+        self.assertEqual(self.space("create", *options).returncode, 0)
+        return json.loads(self.server.requests[0][3]).get("lifecycle")
+
+    def test_options(self):
+        self.assertEqual(self.lifecycle("--idle-timeout", "60", "--on-idle", "suspend", "--auto-wake"),
+                         {"idle_timeout_s": 60, "on_idle": "suspend", "auto_wake": True})
+        self.assertEqual(self.lifecycle("--on-idle", "pause:300,suspend:3600"),
+                         {"on_idle": [{"after_s": 300, "do": "pause"}, {"after_s": 3600, "do": "suspend"}]})
+        self.assertEqual(self.lifecycle("--on-idle", "delete:5"), {"on_idle": [{"after_s": 5, "do": "delete"}]})
+        self.assertEqual(self.lifecycle("--max-lifetime", "9", "--on-expiry", "suspend"),
+                         {"max_lifetime_s": 9, "on_expiry": "suspend"})
+        self.assertIsNone(self.lifecycle())
+
+    def test_what_is_wrong_is_told(self):
+        self.assertIn(b"ACTION:SECONDS", self.space("create", "--on-idle", "pause:5,suspend").stderr)
+
+    def test_verbs(self):
+        for verb in ("suspend", "restore"):
+            r = self.space(verb, "one")
+            self.assertEqual((r.returncode, r.stdout), (0, b"sb_1\n"))
+            self.assertEqual(self.paths("POST").pop(), f"/v1/sandboxes/sb_1/{verb}")
+            self.assertEqual(self.space(verb, "--no-wait", "sb_1").stdout, b"op_1\n")
+
+    def test_history_in_the_table(self):
+        r = self.space("get", "one")
+        self.assertEqual(r.returncode, 0)
+        head, _, table = r.stdout.decode().partition("\n\n")
+        self.assertIn("state", head)
+        self.assertEqual(table.splitlines()[0].split(), ["TIME", "FROM", "TO", "REASON"])
+        self.assertEqual(table.splitlines()[1].split(None, 3),
+                         ["2026-01-02T03:04:05.678Z", "running", "paused", "a request"])
+        self.assertNotIn("items", json.loads(self.space("get", "-o", "json", "one").stdout))
+
+    def test_no_history(self):
+        for answer in ((404, problem(404, "not_found"), {}), (200, {"items": [], "next_cursor": None}, {})):
+            self.server.answers[("GET", "/v1/sandboxes/sb_1/history")] = answer
+            r = self.space("get", "one")
+            self.assertEqual((r.returncode, r.stderr), (0, b""))
+            self.assertNotIn(b"REASON", r.stdout)
+        self.server.answers[("GET", "/v1/sandboxes/sb_1/history")] = (503, problem(503, "unavailable"), {})
+        self.assertEqual(self.space("get", "one").returncode, 1)
+
+
+class Snapshots(Case):
+    def body(self, path):
+        return json.loads([r for r in self.server.requests if r[0] == "POST" and r[1] == path][-1][3])
+
+    def test_made(self):
+        self.server.operation.update(kind="snapshot", result={"snapshot_id": "sn_1", "bytes": 7})
+        r = self.space("snapshot", "one")
+        self.assertEqual((r.returncode, r.stdout), (0, b"sn_1\n"), r.stderr)
+        self.assertEqual(self.body("/v1/sandboxes/sb_1/snapshots"), {"kind": "full"})
+        r = self.space("snapshot", "-o", "json", "--name", "before", "--disk", "sb_1")
+        self.assertEqual(json.loads(r.stdout)["name"], "before")
+        self.assertEqual(self.body("/v1/sandboxes/sb_1/snapshots"), {"kind": "disk", "name": "before"})
+        self.assertEqual(self.space("snapshot", "--no-wait", "sb_1").stdout, b"op_1\n")
+
+    def test_an_answer_without_the_snapshot(self):
+        self.assertEqual(self.space("snapshot", "sb_1").returncode, 1)
+
+    def test_failure(self):
+        self.server.operation.update(kind="snapshot", status="failed", error=problem(507, "no_space", "No space left"))
+        r = self.space("snapshot", "sb_1")
+        self.assertEqual((r.returncode, r.stdout), (1, b""))
+        self.assertIn(b"snapshot failed: No space left", r.stderr)
+
+    def test_listed(self):
+        for words, path in ((["snapshots"], "/v1/snapshots"), (["snapshots", "one"], "/v1/sandboxes/sb_1/snapshots")):
+            r = self.space(*words)
+            self.assertEqual(r.stdout.splitlines()[1].split()[:6], [b"sn_1", b"before", b"sb_1", b"full", b"ready", b"7"])
+            self.assertTrue(self.paths("GET")[-1].startswith(path), self.paths("GET"))
+        self.assertEqual(self.space("snapshots", "two").returncode, 3)
+
+    def test_shown_and_removed(self):
+        self.assertIn(b"before", self.space("snapshot", "get", "sn_1").stdout)
+        self.assertEqual(json.loads(self.space("snapshot", "get", "-o", "json", "before").stdout)["id"], "sn_1")
+        self.assertEqual(self.space("snapshot", "rm", "sn_1", "before").returncode, 0)
+        self.assertEqual(self.paths("DELETE"), ["/v1/snapshots/sn_1"] * 2)
+        self.server.answers[("DELETE", "/v1/snapshots/sn_1")] = (409, problem(409, "conflict"), {})
+        self.assertEqual(self.space("snapshot", "rm", "sn_1", "absent").returncode, 4)
+
+    def test_a_sandbox_called_rm(self):
+        rm = {"items": [{"id": "sb_1", "name": "rm"}], "next_cursor": None}
+        self.server.answers[("GET", "/v1/sandboxes")] = (200, rm, {})
+        self.space("snapshot", "--disk", "rm")
+        self.assertEqual(self.paths("POST"), ["/v1/sandboxes/sb_1/snapshots"])
+
+    def test_rollback(self):
+        for snapshot in ("sn_1", "before"):
+            r = self.space("rollback", "one", snapshot)
+            self.assertEqual((r.returncode, r.stdout), (0, b"sb_1\n"), r.stderr)
+            self.assertEqual(self.body("/v1/sandboxes/sb_1/rollback"), {"snapshot_id": "sn_1"})
+        self.assertEqual(self.space("rollback", "one", "absent").returncode, 3)
+        two = {"items": [{"id": "sn_1", "name": "x"}, {"id": "sn_2", "name": "x"}], "next_cursor": None}
+        self.server.answers[("GET", "/v1/sandboxes/sb_1/snapshots")] = (200, two, {})
+        r = self.space("rollback", "one", "x")
+        self.assertEqual(r.returncode, 4)
+        self.assertIn(b"several snapshots are called x", r.stderr)
+
+    def test_create_from_one(self):
+        for name in ("sn_1", "before"):
+            self.assertEqual(self.space("create", "--snapshot", name, "--name", "copy").returncode, 0)
+            self.assertEqual(self.body("/v1/sandboxes"), {"snapshot": "sn_1", "name": "copy"})
+        self.assertEqual(self.space("create", "--snapshot", "absent").returncode, 3)
+        self.server.scripts = [[STARTED, result(exit_code=0), ("close", 1000)]]
+        self.assertEqual(self.space("run", "--no-stdin", "--snapshot", "before", "true").returncode, 0)
+        self.assertEqual(self.body("/v1/sandboxes"), {"snapshot": "sn_1"})
+
+
+class Fork(Case):
+    def finish(self, *children):
+        self.server.operation.update(kind="fork", result={"children": list(children)})
+
+    def test_children(self):
+        self.finish({"sandbox_id": "sb_2", "error": None}, {"sandbox_id": "sb_3", "error": None})
+        r = self.space("fork", "-n", "2", "--name", "c", "-m", "a=b", "--on-idle", "pause:9", "--no-wait", "one")
+        self.assertEqual((r.returncode, r.stdout), (0, b"op_1\n"), r.stderr)
+        self.assertEqual(json.loads(self.server.requests[-1][3]),
+                         {"count": 2, "name": "c", "metadata": {"a": "b"},
+                          "lifecycle": {"on_idle": [{"after_s": 9, "do": "pause"}]}})
+        r = self.space("fork", "one")
+        self.assertEqual((r.returncode, r.stdout), (0, b"sb_2\nsb_3\n"), r.stderr)
+        post = [r for r in self.server.requests if r[0] == "POST"][-1]
+        self.assertEqual((post[1], json.loads(post[3])), ("/v1/sandboxes/sb_1/fork", {}))
+        r = self.space("fork", "-o", "json", "one")
+        self.assertEqual(len(json.loads(r.stdout)["children"]), 2)
+
+    def test_one_that_did_not_come_up(self):
+        self.finish({"sandbox_id": "sb_2", "error": None},
+                    {"sandbox_id": "sb_3", "error": problem(429, "capacity", "No capacity\x1b")},
+                    {"sandbox_id": None, "error": None})
+        r = self.space("fork", "-n", "3", "sb_1")
+        self.assertEqual((r.returncode, r.stdout), (1, b"sb_2\n"))
+        self.assertIn(b"sb_3: No capacity?: d", r.stderr)
+        self.assertIn(b"2 of 3 children did not come up", r.stderr)
+        r = self.space("fork", "-o", "json", "sb_1")
+        self.assertEqual(r.returncode, 1)
+        self.assertEqual(len(json.loads(r.stdout)["children"]), 3)
+
+    def test_no_result(self):
+        self.finish()
+        self.server.operation.update(result=None)
+        self.assertEqual(self.space("fork", "sb_1").returncode, 1)
 
 
 class Run(Case):
