@@ -1,0 +1,219 @@
+"""Figures of the life verbs: pause, fork, suspend, restore, chains of snapshots."""
+import os
+import struct
+import threading
+import time
+
+from harness import server
+from harness.api import Sandbox
+from harness.ws import Attach
+from table import Figure, median, milliseconds
+
+MIB = 1 << 20
+PAGE = 4096
+
+
+def dirty_bytes(vmm):
+    """What a VMM's guest has changed of its memory: anonymous pages of the private mapping of the memory file."""
+    total = 0
+    with open(f"/proc/{vmm.pid}/maps", encoding="ascii") as maps, open(f"/proc/{vmm.pid}/pagemap", "rb") as pagemap:
+        for line in maps:
+            fields = line.split()
+            if len(fields) < 6 or not fields[5].startswith("/mem") or "w" not in fields[1]:
+                continue
+            begin, end = (int(n, 16) for n in fields[0].split("-"))
+            pagemap.seek(begin // PAGE * 8)
+            data = pagemap.read((end - begin) // PAGE * 8)
+            for (entry,) in struct.iter_unpack("<Q", data):
+                total += bool(entry >> 62 and not entry >> 61 & 1)
+    return total * PAGE
+
+
+class Life:
+    """Mixed into the bench: uses its server, its bare machine and its number of runs."""
+
+    def with_witness(self, **body):
+        sb = self.make(**body)
+        sb.put("/usr/bin/witness", server.witness(), mode="0755")
+        return sb
+
+    def with_dirty(self, mib, **body):
+        """A sandbox in which a process keeps that much memory which it has written."""
+        sb = self.with_witness(**body)
+        answer = sb.session(["witness", "dirty", str(mib)], stdin=True, start="now")
+        process = answer["session"]["process_id"]
+        deadline = time.monotonic() + 120
+        while sb.output(process)[0] != b"dirty\n":
+            if time.monotonic() > deadline:
+                raise RuntimeError("the witness does not get its memory")
+        return sb
+
+    def bare_restores(self):
+        """Milliseconds of restores by hand: a VMM started, its state loaded, the first command's result."""
+        machine = self.bare_machine()
+
+        def run():
+            vm = machine.spawn()
+            vm.restore()
+            vm.command()
+            made.append(vm)
+
+        times, made = [], []
+        for _ in range(self.runs):
+            times.append(milliseconds(run))
+            made.pop().close()
+        return times
+
+    def pause(self):
+        """Pause, resume and the first command, against stop, cont and a command by hand."""
+        vm = self.bare_machine().spawn()
+        vm.restore()
+        vm.command()
+
+        def by_hand():
+            vm.qmp.command("stop")
+            vm.qmp.command("cont")
+            vm.command()
+
+        bare = [milliseconds(by_hand) for _ in range(self.runs)]
+        vm.close()
+        sb, conn = self.make(), self.api.connect()
+        sb.sh("true")
+
+        def run():
+            for verb in ("pause", "resume"):
+                operation = self.api.call_on(conn, "POST", f"{sb.path}/{verb}").json["operation"]["id"]
+                done = self.api.call_on(conn, "GET", f"/v1/operations/{operation}?wait_s=10").json
+                assert done["status"] == "succeeded", done
+            done = self.api.call_on(conn, "POST", f"{sb.path}/exec", {"argv": ["true"]})
+            assert done.status == 200, done
+
+        ours = [milliseconds(run) for _ in range(self.runs)]
+        conn.close()
+        sb.delete()
+        b, o = median(bare), median(ours)
+        yield Figure("pause, resume, first exec", "ms", b, o, [("<= + 5 ms", o <= b + 5)], self.runs)
+
+    def standstill(self):
+        """How long a running parent with 10 MB dirty stands still for a fork: the longest gap in what it writes."""
+        found = {}
+        for memory in (256, 2048):
+            sb = self.with_dirty(10, resources={"memory_mib": memory})
+            gaps, usual = [], []
+            for _ in range(max(5, self.runs // 4)):
+                quiet, gap = self.gap_of_a_fork(sb)
+                gaps.append(gap)
+                usual.append(quiet)
+            sb.delete()
+            found[memory] = median(gaps)
+            yield Figure(f"standstill of a fork, {memory} MiB", "ms", median(usual), found[memory],
+                         [("<= 40 ms", found[memory] <= 40)], len(gaps), "bare: the longest gap without a fork")
+        ratio = found[2048] / found[256]
+        yield Figure("the same, 2 GiB over 256 MiB", "x", None, ratio, [("<= 1.2", ratio <= 1.2)], 1)
+
+    def gap_of_a_fork(self, sb):
+        """The longest gap in a ticking process's output, in a quiet time as long, and over the fork."""
+        session = sb.session(["witness", "tick"], start="now")
+        arrivals, stop = [], threading.Event()
+        reader = Attach(self.api, session)
+
+        def read():
+            while not stop.is_set() and reader.step():
+                arrivals.append(time.perf_counter())
+
+        thread = threading.Thread(target=read)
+        thread.start()
+        begin = time.perf_counter()
+        while time.perf_counter() - begin < 0.3 or len(arrivals) < 20:
+            time.sleep(0.01)
+        middle = time.perf_counter()
+        operation = self.api.ok("POST", f"{sb.path}/fork", {"count": 1}).json["operation"]
+        while not [at for at in arrivals if at > middle + 0.3]:
+            time.sleep(0.01)
+        end = time.perf_counter()
+        stop.set()
+        thread.join()
+        reader.abort()
+        sb.api.ok("POST", f"{sb.path}/processes/{session['session']['process_id']}/signal", {"signal": "SIGKILL"})
+        done = self.api.wait_operation(operation)
+        for child in done["result"]["children"]:
+            Sandbox(self.api, child["sandbox_id"]).delete()
+
+        def longest(first, last):
+            times = [at for at in arrivals if first <= at <= last]
+            return max((b - a for a, b in zip(times, times[1:])), default=0) * 1000
+
+        return longest(begin, middle), longest(begin + 0.05, end)
+
+    def fork(self):
+        """Twenty children of one parent, each answering, against restores by hand one after the other."""
+        bare = self.bare_restores()
+        sb = self.with_dirty(10)
+        begin = time.perf_counter()
+        operation = self.api.ok("POST", f"{sb.path}/fork", {"count": 20}).json["operation"]
+        done = self.api.wait_operation(operation, 300)
+        children = [Sandbox(self.api, child["sandbox_id"]) for child in done["result"]["children"]]
+        answered = sum(child.exec(["true"], timeout=120).code == 0 for child in children)
+        each = (time.perf_counter() - begin) * 1000 / 20
+        for child in children:
+            child.delete(wait=False)
+        sb.delete()
+        b = median(bare)
+        yield Figure("fork of 20, each child", "ms", b, each,
+                     [("<= 1.3 x", each <= 1.3 * b), ("20 answer", answered == 20)], 1)
+
+    def suspend(self):
+        """Bytes and time of a suspend; restore to the first command, against a restore by hand."""
+        bare = self.bare_restores()
+        sizes, times, restores, dirties = [], [], [], []
+        for _ in range(self.runs):
+            sb = self.with_dirty(10)
+            sb.verb("pause")
+            dirty = dirty_bytes(self.server.vmm(sb.id))
+            sb.verb("resume")
+            done = []
+            times.append(milliseconds(lambda: done.append(sb.verb("suspend"))))
+            dirties.append(dirty)
+            sizes.append(done[0]["result"]["bytes"])
+            restores.append(milliseconds(lambda: (sb.verb("restore"), sb.exec(["true"]))))
+            sb.delete()
+        dirty, size, took = median(dirties) / MIB, median(sizes) / MIB, median(times)
+        yield Figure("suspend: written", "MiB", dirty, size, [("<= 1.1 x + 1 MiB", size <= 1.1 * dirty + 1)], self.runs,
+                     "bare: pages changed")
+        limit = 60 + 2 * dirty
+        yield Figure("suspend: time", "ms", None, took, [(f"<= {limit:.0f} ms (60 + 2 for each MiB)", took <= limit)],
+                     self.runs)
+        b, o = median(bare), median(restores)
+        yield Figure("restore -> first exec", "ms", b, o, [("<= 1.3 x", o <= 1.3 * b)], self.runs)
+
+    def chain(self):
+        """Fifty snapshots of one sandbox, and fifty forks each of the last one's child: the last against the first."""
+        sb = self.with_dirty(10)
+        times, taken = [], []
+        for _ in range(50):
+            begin = time.perf_counter()
+            operation = self.api.ok("POST", f"{sb.path}/snapshots", {}).json["operation"]
+            taken.append(self.api.wait_operation(operation)["result"]["snapshot_id"])
+            times.append((time.perf_counter() - begin) * 1000)
+        for one in taken:
+            self.api.ok("DELETE", f"/v1/snapshots/{one}")
+        first, last = median(times[:5]), median(times[-5:])
+        yield Figure("50th snapshot", "ms", first, last, [("<= 1.2 x the first", last <= 1.2 * first)], 1,
+                     "medians of five")
+        times = []
+        for _ in range(50):
+            begin = time.perf_counter()
+            operation = self.api.ok("POST", f"{sb.path}/fork", {"count": 1}).json["operation"]
+            done = self.api.wait_operation(operation)
+            child = Sandbox(self.api, done["result"]["children"][0]["sandbox_id"])
+            times.append((time.perf_counter() - begin) * 1000)
+            sb.delete(wait=False)
+            sb = child
+        sb.delete()
+        first, last = median(times[:5]), median(times[-5:])
+        yield Figure("50th fork of a fork", "ms", first, last, [("<= 1.2 x the first", last <= 1.2 * first)], 1,
+                     "medians of five")
+
+
+NAMES = ("pause", "standstill", "fork", "suspend", "chain")
+assert os.path.exists("/proc/self/pagemap")

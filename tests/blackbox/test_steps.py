@@ -1,0 +1,221 @@
+"""Every step of every verb: the server dies there, or the whole machine does, and all ends well.
+
+The programs pass named points between their side effects (src/base/fault.h). A first run of each verb lists the points
+it passes; then the verb is done again for each of them, with a death at that very point. SPACE_STEPS picks by name.
+"""
+import http.client
+import os
+import signal
+import time
+
+from harness import host
+from harness.api import Sandbox
+from harness.case import OwnServerTest, limit
+from harness.wait import until
+
+PICK = os.environ.get("SPACE_STEPS", "")
+SETTLED = ("running", "paused", "suspended", "stopped", "failed", "deleted")
+
+
+def mark(sb):
+    sb.sh("echo disk > /root/mark; sync; echo memory > /run/mark")
+
+
+class Verb:
+    """How a verb is prepared and asked for."""
+
+    def __init__(self, name, before=(), body=None, needs_snapshot=False):
+        self.name, self.before, self.body, self.needs_snapshot = name, before, body, needs_snapshot
+
+    def prepare(self, api):
+        sb = Sandbox.create(api, {"template": "busybox"})
+        mark(sb)
+        body = dict(self.body or {})
+        if self.needs_snapshot:
+            answer = api.ok("POST", f"{sb.path}/snapshots", {}).json
+            body["snapshot_id"] = api.wait_operation(answer["operation"])["result"]["snapshot_id"]
+        for verb in self.before:
+            sb.verb(verb)
+        return sb, body
+
+    def ask(self, api, sb, body):
+        """The request; the operation's id when it was answered."""
+        if self.name == "create":
+            return api.ok("POST", "/v1/sandboxes", {"template": "busybox"}).json["operation"]["id"]
+        if self.name == "delete":
+            return api.ok("DELETE", sb.path).json["operation"]["id"]
+        path = "snapshots" if self.name == "snapshot" else self.name
+        return api.ok("POST", f"{sb.path}/{path}", body or None).json["operation"]["id"]
+
+
+VERBS = {
+    "create": Verb("create"),
+    "delete": Verb("delete"),
+    "pause": Verb("pause"),
+    "resume": Verb("resume", ["pause"]),
+    "stop": Verb("stop"),
+    "start": Verb("start", ["stop"]),
+    "suspend": Verb("suspend"),
+    "suspend of a paused": Verb("suspend", ["pause"]),
+    "restore": Verb("restore", ["suspend"]),
+    "snapshot": Verb("snapshot", body={"kind": "full"}),
+    "snapshot of the disk": Verb("snapshot", body={"kind": "disk"}),
+    "rollback": Verb("rollback", needs_snapshot=True),
+    "fork": Verb("fork", body={"count": 2}),
+}
+
+
+class Steps(OwnServerTest):
+    # No warm VMs: what passes a point is the verb that was asked for.
+    config = {"warm_per_golden": 0}
+
+    def setUp(self):
+        cls = type(self)
+        if cls._server is None or not cls._server.alive():
+            self.drop()
+            from harness import server
+            one = cls._server = server.Server(config=self.config)
+            one.arm = os.path.join(one.base, "arm")
+            one.passed = os.path.join(one.base, "passed")
+            for path in (one.arm, one.passed):
+                with open(path, "w", encoding="ascii"):
+                    pass
+                os.chmod(path, 0o666)
+            one.env = {"SPACE_FAULT": f"@{one.arm}", "SPACE_FAULT_LOG": one.passed}
+            one.start()
+            one.with_busybox()
+        self.server, self.api = cls._server, cls._server.api
+
+    def arm(self, text):
+        with open(self.server.arm, "w", encoding="ascii") as out:
+            out.write(text)
+
+    def passed(self):
+        return host.read(self.server.passed).split()
+
+    def points(self, verb):
+        """The points a verb passes, in order, each once."""
+        sb, body = verb.prepare(self.api)
+        os.truncate(self.server.passed, 0)
+        self.api.wait_operation(verb.ask(self.api, sb, body))
+        if verb.name != "delete":
+            sb.get()
+        found = list(dict.fromkeys(self.passed()))
+        self.wipe()
+        return [name for name in found if PICK in name]
+
+    # --- deaths ---
+    def dead(self):
+        return not self.server.alive()
+
+    def halted(self):
+        """The program that stands at its point, or None."""
+        for process in (self.server.daemon(), self.server.broker()):
+            if process and host.state(process.pid) == "T":
+                return process
+        return None
+
+    def strike(self, verb, sb, body, name, machine):
+        """Asks for the verb and lets what must die die at the point. Returns the operation's id, if it was told."""
+        self.arm(f"{name}:{'stop' if machine else 'kill'}")
+        operation = None
+        try:
+            operation = verb.ask(Api_quick(self.api), sb, body)
+        except (OSError, http.client.HTTPException):
+            pass  # it died before it answered
+        reached = self.halted if machine else self.dead
+        try:
+            until(reached, f"{name} is reached", 30)
+        except AssertionError:
+            if name in self.passed()[-1:]:
+                raise
+            return operation  # this time the verb took another way; what follows holds all the same
+        finally:
+            self.arm("")
+        if machine:
+            for vmm in self.server.vmms():
+                os.kill(vmm.pid, signal.SIGKILL)
+        return operation
+
+    def again(self):
+        self.server.kill()
+        self.server.start()
+
+    # --- what must be true afterwards ---
+    def settled(self):
+        for got in self.api.pages("/v1/sandboxes"):
+            if got["state"] not in SETTLED or got["operation_id"]:
+                return False
+        return not [op for status in ("pending", "running") for op in self.api.pages(f"/v1/operations?status={status}")]
+
+    def check(self, sb, machine, survives):
+        """The sandbox can be woken and has what it had, or has failed with a reason and can be deleted."""
+        got = sb.get()
+        if got["state"] == "failed":
+            self.assertTrue(got["failure"]["message"], got)
+            self.assertTrue(machine or not survives, f"failed though its VMM lived: {got['failure']}")
+            return
+        if got["state"] == "deleted":
+            return
+        had_memory = got["state"] in ("running", "paused", "suspended")
+        sb.verb("wake")
+        self.assertEqual(sb.sh("cat /root/mark"), "disk\n")
+        if had_memory:
+            self.assertEqual(sb.exec(["test", "-e", "/run/mark"]).code, 0, "the memory is another")
+
+    def wipe(self):
+        """Deletes everything; nothing may be left on the host."""
+        for got in self.api.pages("/v1/sandboxes"):
+            answer = self.api.ok("DELETE", f"/v1/sandboxes/{got['id']}").json
+            self.api.wait_operation(answer["operation"])
+        for got in self.api.pages("/v1/snapshots"):
+            self.api.ok("DELETE", f"/v1/snapshots/{got['id']}")
+        pool = os.path.join(self.server.state_dir, "pool")
+        until(lambda: not any(host.listing(os.path.join(pool, name)) for name in ("sandboxes", "snapshots", "trash")),
+              "an empty pool", 30)
+        self.assertEqual(self.server.vmms(), [])
+        self.assertEqual(host.listing(os.path.join(self.server.state_dir, "privd", "sandboxes")), [])
+
+    def every_step(self, key, machine):
+        verb = VERBS[key]
+        points = self.points(verb)
+        self.assertTrue(points or PICK, f"{key} passes no point")
+        for name in points:
+            with self.subTest(verb=key, point=name, machine=machine):
+                sb, body = verb.prepare(self.api)
+                operation = self.strike(verb, sb, body, name, machine)
+                self.again()
+                self.until(self.settled, "everything is settled", 90)
+                if operation:
+                    status = self.api.get(f"/v1/operations/{operation}")["status"]
+                    self.assertIn(status, ("succeeded", "failed", "canceled"))
+                    if status == "succeeded" and verb.name not in ("create", "delete"):
+                        self.assertNotEqual(sb.state(), "failed")
+                self.check(sb, machine, survives=verb.name not in ("create", "delete"))
+                self.wipe()
+
+    def killed(self, key):
+        self.every_step(key, machine=False)
+
+    def crashed(self, key):
+        self.every_step(key, machine=True)
+
+
+def Api_quick(api):
+    """The same with little patience: a stopped server does not answer."""
+    from harness.api import Api
+    return Api(api.host, api.port, api.key, timeout=5)
+
+
+def add_tests():
+    for key in VERBS:
+        word = key.replace(" ", "_")
+        for how in ("killed", "crashed"):
+            def test(self, key=key, how=how):
+                getattr(self, how)(key)
+
+            test.__name__ = f"test_{word}_{how}_at_every_step"
+            setattr(Steps, test.__name__, limit(1200)(test))
+
+
+add_tests()
