@@ -1,5 +1,4 @@
 """Figures of the life verbs: pause, fork, suspend, restore, chains of snapshots."""
-import os
 import struct
 import threading
 import time
@@ -216,4 +215,3 @@ class Life:
 
 
 NAMES = ("pause", "standstill", "fork", "suspend", "chain")
-assert os.path.exists("/proc/self/pagemap")

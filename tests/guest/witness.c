@@ -5,7 +5,8 @@
  * hexadecimal witness memory MIB    keeps MIB of memory, changes a page at a time for ever, and prints for
  * every line on its standard input "ok ROUNDS" when every page holds what it should, else "BAD PAGE" witness
  * clocks        prints the wall, monotonic and boot clocks in nanoseconds witness dirty MIB     writes MIB of
- * memory that nothing compresses, prints "dirty", and keeps it until the end of its standard input */
+ * memory that nothing compresses, prints "dirty", and keeps it until the end of its standard input
+ *   witness tick          prints a line every millisecond, for ever */
 #include <errno.h>
 #include <fcntl.h>
 #include <openssl/ssl.h>
@@ -144,6 +145,14 @@ static int dirty(size_t mib)
     return EXIT_SUCCESS;
 }
 
+static int tick(void)
+{
+    const struct timespec rest = {0, 1000000};
+    while (write(STDOUT_FILENO, "tick\n", 5) == 5)
+        (void)nanosleep(&rest, NULL);
+    return EXIT_FAILURE;
+}
+
 static int clocks(void)
 {
     static const clockid_t ids[] = {CLOCK_REALTIME, CLOCK_MONOTONIC, CLOCK_BOOTTIME};
@@ -164,10 +173,12 @@ int main(int argc, char **argv)
         return tls();
     if (argc == 2 && strcmp(argv[1], "clocks") == 0)
         return clocks();
+    if (argc == 2 && strcmp(argv[1], "tick") == 0)
+        return tick();
     if (argc == 3 && sized && strcmp(argv[1], "memory") == 0)
         return memory(mib);
     if (argc == 3 && sized && strcmp(argv[1], "dirty") == 0)
         return dirty(mib);
-    (void)fprintf(stderr, "usage: witness tls | clocks | memory MIB | dirty MIB\n");
+    (void)fprintf(stderr, "usage: witness tls | clocks | tick | memory MIB | dirty MIB\n");
     return 2;
 }
