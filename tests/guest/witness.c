@@ -1,12 +1,12 @@
 /* witness: a program of the tests that runs inside sandboxes and can tell afterwards whether what a sandbox
  * went through is true. Static, so that it runs in any template.
  *
- *   witness tls           prints the random bytes of a TLS ClientHello, made by a fresh library, in
- * hexadecimal witness memory MIB    keeps MIB of memory, changes a page at a time for ever, and prints for
- * every line on its standard input "ok ROUNDS" when every page holds what it should, else "BAD PAGE" witness
- * clocks        prints the wall, monotonic and boot clocks in nanoseconds witness dirty MIB     writes MIB of
- * memory that nothing compresses, prints "dirty", and keeps it until the end of its standard input
- *   witness tick          prints a line every millisecond, for ever */
+ *   tls          prints the random bytes of a TLS ClientHello, made by a fresh library, in hexadecimal
+ *   clocks       prints the wall, monotonic and boot clocks in nanoseconds
+ *   tick         prints a line every millisecond, for ever
+ *   dirty MIB    writes MIB of memory that does not compress, prints "dirty", keeps it until stdin ends
+ *   memory MIB   keeps MIB of memory and changes a page at a time, for ever; for every line on stdin it
+ *                prints "ok ROUNDS" when every page holds what it should, else "BAD PAGE" */
 #include <errno.h>
 #include <fcntl.h>
 #include <openssl/ssl.h>
