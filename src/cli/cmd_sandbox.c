@@ -91,16 +91,14 @@ static int print_history(struct cli *c, const char *id, struct error *err)
 {
     static const struct cli_column columns[] = {
         {"TIME", "at"}, {"FROM", "from"}, {"TO", "to"}, {"REASON", "reason"}, {NULL, NULL}};
-    AUTO_FREE char *path = client_path("/v1/sandboxes/%s/history", id);
-    json_t *items = NULL;
-    if (!path)
-        return error_set(err, ERROR_NO_MEMORY, "out of memory");
-    int rc = client_list(c->client, path, "", &items, err);
+    json_t *history = NULL;
+    int rc = cli_call(c, "GET", client_path("/v1/sandboxes/%s/history", id), NULL, &history, err);
+    const json_t *items = json_object_get(history, "items");
     if (rc == 0 && json_array_size(items) > 0) {
         (void)fputc('\n', c->out);
         cli_print_list(c, items, columns);
     }
-    json_decref(items);
+    json_decref(history);
     return rc == ERROR_NOT_FOUND ? 0 : rc;
 }
 
