@@ -36,10 +36,23 @@
 #define ADOPT_TRIES 5
 #define ADOPT_RETRY_MS 1000
 #define REMOVE_RETRY_MS 2000
-#define REMOVE_TRIES 5 /* before the delete operation says so; it goes on being tried */
+#define REMOVE_TRIES 5  /* before the delete operation says so; it goes on being tried */
+#define QUIESCE_MS 2000 /* the guest, to freeze its processes */
+#define QUIESCE_SLACK_MS 3000
+#define SYNC_MS 30000
+#define SAVE_MS 60000             /* the VMM writes its device state */
+#define LOAD_MS 120000            /* and reads it */
+#define SNAPSHOT_LAUNCH_MS 300000 /* a VMM on a snapshot's memory: its digests are checked first */
+#define PARK_TRIES 5              /* before it is left for later */
+#define STARTS_MAX 4              /* sandboxes being started from snapshots at once */
+#define SNAPSHOTS_MAX 10000       /* of clients, on the whole server */
+#define SNAPSHOTS_EACH_MAX 256    /* of clients, of one sandbox */
+#define FORK_MAX 100              /* children of one request */
+#define SWEEP_MS 5000             /* how often forgotten snapshots are looked for when there may be some */
 
 enum step {
     STEP_NONE,
+    STEP_ROOM,     /* memory for it is being made free, see capacity.h */
     STEP_ADOPT,    /* vm_adopt */
     STEP_BOOT,     /* golden_start */
     STEP_LAUNCH,   /* vm_launch */
@@ -50,22 +63,54 @@ enum step {
     STEP_UNPAUSE,  /* vm_resume of a resume */
     STEP_SHUTDOWN, /* guest_shutdown, then the VMM's end */
     STEP_KILL,     /* vm_kill, then the VMM's end */
-    STEP_REMOVE    /* broker_sandbox_remove, or waiting to try it again */
+    STEP_REMOVE,   /* broker_sandbox_remove, or waiting to try it again */
+    STEP_COMMIT,   /* the store: what follows cannot be taken back */
+    STEP_PARK,     /* broker_sandbox_park, or waiting to try it again */
+    STEP_TURN,     /* enough other sandboxes are being started from snapshots */
+    STEP_PREPARE,  /* broker_sandbox_prepare */
+    STEP_LOAD,     /* vm_load */
+    STEP_REVERT,   /* broker_sandbox_revert */
+    STEP_BEGIN,    /* of a capture: broker_snapshot_begin, or _copy */
+    STEP_SYNC,     /* guest_sync */
+    STEP_QUIESCE,  /* guest_quiesce; also of a pause */
+    STEP_STAND,    /* vm_pause of a capture */
+    STEP_SAVE,     /* vm_save_devices */
+    STEP_CAPTURE,  /* broker_snapshot_capture */
+    STEP_SEAL,     /* broker_snapshot_seal; the VM may run again */
+    STEP_DISCARD   /* broker_snapshot_remove of a suspend that failed */
 };
 
-enum on_idle { ON_IDLE_NONE, ON_IDLE_PAUSE, ON_IDLE_DELETE };
+/* Who a snapshot is for. The API shows only those that a client asked for. */
+enum snapshot_purpose { SNAPSHOT_USER, SNAPSHOT_SUSPEND, SNAPSHOT_FORK };
+enum snapshot_state { SNAPSHOT_CREATING, SNAPSHOT_READY, SNAPSHOT_FAILED };
+
+/* What policy does to an idle sandbox, each going further than the one before. */
+enum on_idle { ON_IDLE_NONE, ON_IDLE_PAUSE, ON_IDLE_SUSPEND, ON_IDLE_DELETE };
+
+#define IDLE_RUNGS_MAX 3
+
+struct idle_rung {
+    int64_t after_s;
+    enum on_idle action;
+};
 
 struct lifecycle {
-    int64_t idle_timeout_s; /* 0: none */
+    int64_t idle_timeout_s; /* 0: none; with a ladder the first rung's */
+    enum on_idle on_idle;   /* with a ladder the first rung's */
+    unsigned rungs;         /* of a ladder; 0: only the two above */
+    struct idle_rung ladder[IDLE_RUNGS_MAX];
     int64_t max_lifetime_s; /* 0: none */
-    enum on_idle on_idle;
+    bool expiry_suspends;   /* else the end of the lifetime deletes */
     bool auto_wake;
+    int64_t from_ms; /* the lifetime counts from here; 0: from the creation */
+    bool expired;    /* the lifetime is over and the sandbox is kept suspended until expires_ms */
 };
 
 /* A create request, checked. The JSON values are borrowed from the body. */
 struct create_spec {
-    const char *template;
-    const char *name; /* "" when absent */
+    const char *template; /* NULL: from a snapshot */
+    const char *snapshot; /* NULL: from a template */
+    const char *name;     /* "" when absent */
     const json_t *metadata;
     const json_t *env;
     int64_t vcpus, memory_mib, disk_mib; /* 0: not given */
@@ -84,6 +129,64 @@ struct transition {
     int64_t at_ms;
     enum sandbox_state from, to;
     const char *reason; /* of the table */
+    char operation_id[ID_SIZE];
+};
+
+/* A record and the broker's files. Whoever works on or with one holds it (`uses`); its files go when it was
+ * put away and nobody uses it. */
+struct snapshot {
+    UT_hash_handle hh;
+    struct snapshot *prev, *next; /* newest first */
+    char id[ID_SIZE];
+    uint64_t seq;
+    char sandbox_id[ID_SIZE];
+    char project[64];
+    char name[64];
+    enum snapshot_purpose purpose;
+    enum snapshot_state state;
+    enum broker_snapshot_kind kind;
+    /* What the machine was. */
+    char ref[160];
+    char digest[BROKER_DIGEST_SIZE];
+    char platform[BROKER_DIGEST_SIZE];
+    char engine[16], acceleration[16];
+    struct vm_compat compat;
+    struct vm_shape shape;
+    uint64_t generation;
+    json_t *env;       /* owned object */
+    json_t *processes; /* owned, or NULL: none */
+    uint64_t bytes;
+    int64_t created_ms;
+    unsigned uses;
+    bool gone; /* put away: no record any more */
+    struct sandboxes *all;
+};
+
+/* A snapshot in the making, of the sandbox whose flow this is. */
+struct capture {
+    struct snapshot *snapshot; /* held */
+    struct fork *fork;         /* held; NULL: of no fork */
+    bool stood;                /* processes frozen or vCPUs stopped by this: they are to go on */
+    bool sealing, sealed;
+    struct error err; /* why it failed; code 0 */
+};
+
+struct fork_child {
+    char id[ID_SIZE];
+    bool ended;
+    json_t *error; /* owned; NULL: it runs */
+};
+
+/* The children of one request and their common operation. Held by the capture and by each child that has not
+ * ended. */
+struct fork {
+    struct fork *prev, *next;
+    struct sandboxes *s;
+    struct operation *op;      /* held */
+    struct snapshot *snapshot; /* held */
+    unsigned refs, count, left, alive;
+    struct error first; /* failure of a child */
+    struct fork_child children[];
 };
 
 struct sandbox {
@@ -113,7 +216,27 @@ struct sandbox {
     enum step step;
     struct loop_timer step_timer;
     unsigned tries;
-    bool resumed; /* vm_resume of this flow has answered */
+    bool resumed;         /* vm_resume of this flow has answered */
+    struct error verdict; /* the operation's, when the sandbox is back in a settled state; code 0: success */
+
+    /* Stored. */
+    struct vm_compat made;             /* what started the VMM */
+    char platform[BROKER_DIGEST_SIZE]; /* what it booted */
+    enum sandbox_state before;         /* suspending, restoring: what it is again when that fails early */
+    char image[ID_SIZE];               /* the snapshot it is suspended to, or runs on from: "" none */
+    bool image_used;                   /* loaded, and it may have run: never again from an image of its own */
+    char rollback[ID_SIZE];            /* the snapshot it is being taken back to: "" none */
+    bool frozen;                       /* its processes stand still until an identity is confirmed */
+    bool parked;                       /* the host has nothing of it but the disk */
+    char made_by[ID_SIZE];             /* the fork operation it came from: "" none */
+
+    struct capture *capture; /* under way */
+    struct snapshot *source; /* held: being created from it */
+    struct fork *fork;       /* held: whose child it is, being created */
+    struct sandbox *turn_prev, *turn_next;
+    bool turn_waits, turn_has;
+    /* STEP_PARK: what comes then; err: it could not be done now. */
+    void (*after)(struct sandboxes *s, struct sandbox *sb, const struct error *err);
 
     struct golden_lease lease;
     bool leased; /* golden_start has not answered */
@@ -122,6 +245,9 @@ struct sandbox {
     bool announced; /* observers know the guest */
     int busy;
     int64_t saved_active_ms;
+    int64_t asked_ms; /* when policy last asked for a verb */
+    bool asleep;      /* by policy: may be woken by whoever is attached still */
+    void (*begin)(struct sandboxes *s, struct call *c); /* STEP_ROOM: what is waiting */
     struct sandbox_ready *waiting;
     char **text; /* cached answer; *text NULL: make it anew. Its own memory, so that readers may be const */
     unsigned refs;
@@ -160,11 +286,12 @@ struct call {
     void (*fn)(struct sandboxes *s, struct call *c);
     struct sandbox *sb;   /* held; may be NULL */
     struct operation *op; /* held; may be NULL */
-    uint64_t flow;        /* of sb, when queued */
+    uint64_t flow;        /* of sb, when queued; of an errand's answer, when it was asked for */
     struct vm *vm;
     struct guest *guest;
     enum sandbox_state from, to;
     bool owns;        /* vm and guest are on their way out: destroyed by this call */
+    uint64_t bytes;   /* of a snapshot */
     struct error err; /* code 0: none */
 };
 
@@ -173,6 +300,7 @@ struct errand {
     struct errand *prev, *next;
     struct sandboxes *s; /* NULL: the controller is gone */
     struct sandbox *sb;  /* held; may be NULL */
+    uint64_t flow;       /* of sb, when asked for */
     void (*fn)(struct sandboxes *s, struct call *c);
 };
 
@@ -182,6 +310,15 @@ struct sandboxes {
     struct sandbox *list;
     struct operation *ops_by_id;
     struct operation *ops;
+    struct snapshot *snapshots_by_id;
+    struct snapshot *snapshots; /* newest first; also hidden ones and those put away but in use */
+    struct fork *forks;
+    struct sandbox *turns; /* wait to be started from a snapshot, oldest first */
+    unsigned starts;       /* being started from snapshots */
+    struct sandbox_process_hooks hooks;
+    void *hooks_arg;
+    struct loop_timer sweep;
+    bool sweeping;
     uint64_t seq;
     unsigned finished_ops, deleted, waiters;
     struct observer observers[OBSERVERS_MAX];
@@ -193,6 +330,9 @@ struct sandboxes {
     bool draining;
     struct errand *errands;
     struct loop_timer tick;
+    struct loop_deferred room; /* capacity.c: who waits for memory is looked at */
+    uint64_t pool_free_mib;
+    bool pool_known, pool_asked;
     struct operation_wait *operation_waits;
 
     void (*started)(void *arg, const struct error *err);
@@ -211,10 +351,11 @@ void sandbox_release(struct sandbox *sb);
 struct errand *errand_new(struct sandboxes *s, struct sandbox *sb,
                           void (*fn)(struct sandboxes *s, struct call *c));
 void errand_end(struct errand *e);
-enum errand_kind { ERRAND_REMOVE, ERRAND_KILL };
+enum errand_kind { ERRAND_REMOVE, ERRAND_KILL, ERRAND_PARK };
 /* fn gets c->err. sb may be NULL (id is used). */
 void errand_run(struct sandboxes *s, enum errand_kind kind, struct sandbox *sb, const char *id,
                 void (*fn)(struct sandboxes *s, struct call *c));
+void errand_done(void *arg, const struct error *err); /* arg: an errand; for broker and store */
 void errands_orphan(struct sandboxes *s);
 void notify_changed(struct sandboxes *s, struct sandbox *sb, enum sandbox_state from, enum sandbox_state to);
 void notify_operation(struct sandboxes *s, struct operation *op);
@@ -234,7 +375,8 @@ bool sandbox_move(struct sandboxes *s, struct sandbox *sb, enum sandbox_state to
 void sandbox_save(struct sandboxes *s, struct sandbox *sb);
 void sandbox_stale_text(struct sandbox *sb);
 int sandbox_load(struct sandboxes *s, const char *id, const json_t *body, struct error *err);
-json_t *lifecycle_json(const struct lifecycle *l);
+json_t *lifecycle_json(const struct lifecycle *l);   /* as in the API */
+json_t *lifecycle_record(const struct lifecycle *l); /* as stored */
 const char *on_idle_name(enum on_idle v);
 bool on_idle_parse(const char *name, enum on_idle *ret);
 
@@ -242,11 +384,85 @@ bool on_idle_parse(const char *name, enum on_idle *ret);
 int create_spec_read(const struct sandboxes_config *config, const json_t *body, struct create_spec *ret,
                      struct error *err);
 /* lifecycle: the values before; *ret holds those after. */
-int patch_spec_read(const json_t *body, const struct lifecycle *before, struct patch_spec *ret,
-                    struct error *err);
+int patch_spec_read(const struct sandboxes_config *config, const json_t *body, const struct lifecycle *before,
+                    struct patch_spec *ret, struct error *err);
+/* What the server gives a sandbox whose request says nothing. */
+void lifecycle_defaults(const struct sandboxes_config *config, struct lifecycle *ret);
+/* The fields of obj (NULL: none) over what *l holds; null takes one back to the server's default. *l is left
+ * alone on error. */
+int lifecycle_read(const struct sandboxes_config *config, const json_t *obj, struct lifecycle *l,
+                   struct error *err);
 /* The shape a request gets for a release: defaults filled in, the disk at least the release's. */
 int create_spec_shape(const struct sandboxes_config *config, const struct create_spec *spec,
                       uint32_t template_disk_mib, struct vm_shape *ret, struct error *err);
+
+/* What an operation is told that works on a sandbox: it names that of a fork for a child being created. */
+const char *sandbox_operation_id(const struct sandbox *sb); /* "" when there is none */
+
+/* snapshot.c */
+struct snapshot *snapshot_get(struct sandboxes *s, const char *id); /* hidden ones, too; not those put away */
+/* A record, being made, of what sb's machine is; held once for the caller. It is not saved yet. */
+struct snapshot *snapshot_new(struct sandboxes *s, const struct sandbox *sb, enum snapshot_purpose purpose,
+                              enum broker_snapshot_kind kind, const char *name);
+void snapshot_save(struct sandboxes *s, const struct snapshot *sn);
+void snapshot_hold(struct snapshot *sn);
+void snapshot_release(struct snapshot *sn); /* NULL is accepted */
+void snapshot_made(struct sandboxes *s, struct snapshot *sn, uint64_t bytes);
+/* It could not be made: its files go; of one that a client asked for the record stays and says so. */
+void snapshot_fail(struct sandboxes *s, struct snapshot *sn);
+void snapshot_put_away(struct sandboxes *s, struct snapshot *sn);
+/* Whether a VM can go on from it here: ERROR_INCOMPATIBLE, or ERROR_CONFLICT when it is not ready. */
+int snapshot_check(struct sandboxes *s, const struct snapshot *sn, struct error *err);
+int snapshot_open_state(struct sandboxes *s, const struct snapshot *sn, int flags, int *ret_fd,
+                        struct error *err);
+int snapshot_load(struct sandboxes *s, const char *id, const json_t *body, struct error *err);
+void snapshots_start(struct sandboxes *s); /* the records are loaded */
+void snapshots_destroy(struct sandboxes *s);
+/* What sb keeps to go on from: forgotten, and removed when it is its own. */
+void image_drop(struct sandboxes *s, struct sandbox *sb);
+
+/* capture.c: suspend, snapshot, and the parent's part of a fork */
+/* Gives sb a capture that makes sn (whose hold it takes over). */
+void capture_new(struct sandbox *sb, struct snapshot *sn, struct fork *fork);
+void capture_begin(struct sandboxes *s, struct call *c);
+void suspend_begin(struct sandboxes *s, struct call *c);
+void suspend_adopted(struct sandboxes *s,
+                     struct sandbox *sb);                    /* the image is kept: only the end is missing */
+void capture_awake(struct sandboxes *s, struct sandbox *sb); /* identity confirmed again */
+void capture_failed(struct sandboxes *s, struct sandbox *sb, const struct error *err);
+void capture_abandon(struct sandboxes *s,
+                     struct sandbox *sb); /* the sandbox is lost or deleted; none is fine */
+/* Whether sb can be captured with its memory: ERROR_CONFLICT, ERROR_INCOMPATIBLE. */
+int capture_check(struct sandboxes *s, const struct sandbox *sb, struct error *err);
+void quiesce_for_pause(struct sandboxes *s, struct sandbox *sb);
+
+/* restore.c: VMs that go on from a snapshot */
+void restore_begin(struct sandboxes *s, struct call *c);
+void restore_from_image(struct sandboxes *s, struct sandbox *sb); /* parked, disk as it has to be */
+void boot_from(struct sandboxes *s, struct sandbox *sb, struct snapshot *sn);
+/* No VM was started, or it never ran: gives everything back, and the sandbox is `to` again. */
+void way_back(struct sandboxes *s, struct sandbox *sb, enum sandbox_state to, const struct error *err);
+void park(struct sandboxes *s, struct sandbox *sb,
+          void (*after)(struct sandboxes *s, struct sandbox *sb, const struct error *err));
+void park_try(struct sandboxes *s, struct sandbox *sb);
+/* Before a sandbox that went on from a snapshot is announced: its processes. */
+int restore_revive(struct sandboxes *s, struct sandbox *sb, struct error *err);
+
+/* rollback.c */
+void rollback_begin(struct sandboxes *s, struct call *c);
+
+/* fork.c */
+int create_from_snapshot(struct sandboxes *s, const struct create_spec *spec, const char *project,
+                         struct sandbox **ret, struct error *err);
+void child_begin(struct sandboxes *s, struct call *c);
+void child_loaded(struct sandboxes *s, struct sandbox *sb);
+void turn_leave(struct sandbox *sb);
+void child_ended(struct sandboxes *s, struct sandbox *sb, const struct error *err); /* NULL: it runs */
+void fork_go(struct sandboxes *s, struct fork *f);                            /* the snapshot is ready */
+void fork_fail(struct sandboxes *s, struct fork *f, const struct error *err); /* it could not be made */
+void fork_release(struct fork *f);
+void forks_recover(struct sandboxes *s, struct operation *op); /* interrupted by a restart */
+void forks_destroy(struct sandboxes *s);
 
 /* operation.c */
 int operation_load(struct sandboxes *s, const char *id, const json_t *body, struct error *err);
@@ -267,7 +483,13 @@ void resume_begin(struct sandboxes *s, struct call *c);
 int link_open(struct sandboxes *s, struct sandbox *sb, unsigned link_ms, struct error *err);
 /* On to the identity as soon as the link answers, within link_ms. */
 void link_wait(struct sandboxes *s, struct sandbox *sb, unsigned link_ms);
-int machine_new(struct sandboxes *s, struct sandbox *sb, struct error *err); /* sb->vm: cold boot, adoption */
+/* sb->vm: cold boot, adoption; sn: to go on from it. */
+int machine_new(struct sandboxes *s, struct sandbox *sb, const struct snapshot *sn, struct error *err);
+void machine_made(struct sandboxes *s, struct sandbox *sb); /* notes what the VM is made with */
+/* The loaded VM: link and vCPUs side by side, then the identity. */
+void machine_run(struct sandboxes *s, struct sandbox *sb, struct error *err);
+/* The VM's vCPUs stand still, its processes are frozen perhaps: runs them and confirms the identity again. */
+void machine_wake(struct sandboxes *s, struct sandbox *sb);
 
 /* end.c: pause, stop, delete, failure */
 void pause_begin(struct sandboxes *s, struct call *c);
@@ -292,16 +514,26 @@ void flow_start(struct sandbox *sb);
 void step_set(struct sandbox *sb, enum step step, unsigned limit_ms);
 void flow_end(struct sandbox *sb);
 void flow_phase(struct sandboxes *s, struct sandbox *sb, const char *phase);
-/* Ends the operation under way and clears it; err NULL: succeeded. Saves the sandbox too. */
+/* Ends the operation under way and clears it; err NULL: succeeded. Saves the sandbox too. What a failed one
+ * says ends with the state of the sandbox and what can be done next. */
 void flow_finish(struct sandboxes *s, struct sandbox *sb, const struct error *err);
+void flow_finish_with(struct sandboxes *s, struct sandbox *sb, json_t *result, const struct error *err);
 
 /* request.c */
+/* Gives a sandbox the operation it works on from now. */
+int take_operation(struct sandboxes *s, struct sandbox *sb, const char *kind, struct error *err);
+/* Why what is asked for is not possible now. */
+int verb_conflict(const struct sandbox *sb, const char *verb, struct error *err);
+int take_map(json_t **to, const json_t *map);
 int verb_begin(struct sandboxes *s, struct sandbox *sb, enum sandbox_verb verb, struct operation **ret_op,
                struct error *err);
 
 /* policy.c */
 void policy_tick(struct loop_timer *t);
 void policy_limits(struct sandboxes *s, struct sandbox *sb); /* expires_ms from the lifecycle */
+/* After a move: a sandbox that was kept suspended after its lifetime and runs again gets a new one. The
+ * caller saves. */
+void policy_moved(struct sandboxes *s, struct sandbox *sb, enum sandbox_state from);
 
 /* ready.c */
 void ready_check(struct sandboxes *s, struct sandbox *sb); /* after a change of state or link */

@@ -55,11 +55,27 @@ struct sandboxes_config {
     sandbox_resolve resolve;
     void *resolve_arg;
     char platform[BROKER_DIGEST_SIZE];
+    const char *pool_path;   /* to open snapshots/<id>/state; copied */
     unsigned max_sandboxes;  /* alive at once; default 256 */
     uint64_t max_memory_mib; /* sum over running ones; 0: no limit */
     uint32_t default_vcpus, default_memory_mib, default_disk_mib;
     uint32_t max_vcpus, max_memory_mib_each, max_disk_mib;
     unsigned retention_s;    /* deleted and failed sandboxes and finished operations are kept this long */
+    unsigned expired_retention_s; /* those suspended at the end of their lifetime; 0: retention_s */
+    /* What a sandbox gets that does not say: 0 is none, on_idle is only for one with a timeout. */
+    int64_t default_idle_timeout_s;
+    const char *default_on_idle; /* "pause", "suspend", "delete" or "none"; NULL: "pause" */
+    int64_t default_max_lifetime_s;
+    bool default_auto_wake;
+    /* Memory the host has free, in MiB, and how much of it is left alone. NULL: only max_memory_mib counts. */
+    uint64_t (*host_memory)(void);
+    uint64_t memory_reserve_mib;
+    /* broker_info, to know the pool's free space, and how much of it is left alone. NULL: not looked at. */
+    void (*pool_info)(struct broker *b,
+                      void (*done)(void *arg, const struct error *err, const struct broker_info *info),
+                      void *arg);
+    uint64_t min_free_disk_mib;
+    bool suspend_under_pressure; /* when memory is short, else the request is refused */
     int64_t (*now_ms)(void); /* NULL: clock_wall_ms; for tests of the policy */
     unsigned tick_ms;        /* how often policy and desired state are looked at; 0: 1,000 */
     unsigned limit_divisor;  /* divides the time every step may take; 0: 1; for tests */
@@ -175,8 +191,8 @@ struct guest *sandbox_guest_link(const struct sandbox *sb); /* NULL unless runni
 json_t *sandbox_json(const struct sandbox *sb);             /* new reference; as in the API */
 /* The same as text, kept until the sandbox changes: for the answer to GET. Valid until the next turn. */
 const char *sandbox_json_text(const struct sandbox *sb, size_t *ret_len);
-json_t *
-sandbox_history_json(const struct sandbox *sb);     /* new reference: [{at, from, to, reason}], the last 16 */
+/* New reference: [{at, from, to, reason, operation_id|null}], the last 16. */
+json_t *sandbox_history_json(const struct sandbox *sb);
 json_t *operation_json(const struct operation *op); /* new reference */
 const char *operation_id(const struct operation *op);
 const char *operation_sandbox_id(const struct operation *op);
