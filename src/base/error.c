@@ -98,6 +98,7 @@ static void fill(struct error *err, int code, const char *field, const char *fmt
         return;
     err->code = code;
     err->operation_id[0] = '\0';
+    err->retry_s = 0;
     int n = snprintf(err->field, sizeof(err->field), "%s", field);
     tidy(err->field, sizeof(err->field), n);
     n = vsnprintf(err->message, sizeof(err->message), fmt, ap);
@@ -137,6 +138,12 @@ int error_errno(struct error *err, int code, int errnum, const char *fmt, ...)
     size_t used = strlen(err->message);
     (void)snprintf(err->message + used, sizeof(err->message) - used, ": %s", strerror(errnum));
     return code;
+}
+
+void error_retry(struct error *err, unsigned retry_s)
+{
+    if (err)
+        err->retry_s = retry_s;
 }
 
 int error_wrap(struct error *err, const char *fmt, ...)

@@ -53,6 +53,7 @@ struct error {
     int code;                    /* enum error_code */
     char field[ERROR_FIELD_MAX]; /* request field at fault, "" when none */
     char operation_id[40];       /* operation in the way (ERROR_CONFLICT), "" when none */
+    unsigned retry_s;            /* when to try again (Retry-After); 0: as the code has it */
     char message[ERROR_MESSAGE_MAX];
 };
 
@@ -77,6 +78,9 @@ int error_errno(struct error *err, int code, int errnum, const char *fmt, ...)
 /* Puts "context: " before the message of an error on its way up. Returns err->code (or
  * ERROR_INTERNAL when err is NULL). */
 int error_wrap(struct error *err, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+
+/* Says when to try again. err may be NULL. */
+void error_retry(struct error *err, unsigned retry_s);
 
 /* HTTP status of a code; 500 for one that is not in the table. */
 unsigned error_status(int code);
