@@ -120,7 +120,8 @@ void http_reply_empty(struct http_request *r, unsigned status);
 /* The answer to a change: sent when everything put to the store so far is durable; a problem (500, 507) when
  * it could not be written. The record of an Idempotency-Key is part of the same transaction. body: stolen. */
 void http_reply_after_commit(struct http_request *r, struct store *store, unsigned status, json_t *body);
-/* application/problem+json by the error table; Retry-After with 429 and 503. */
+/* application/problem+json by the error table; Retry-After with 429, 503 and what says when to try again.
+ */
 void http_reply_error(struct http_request *r, const struct error *err);
 
 /* --- a body in pieces (BODY_STREAM) --- */

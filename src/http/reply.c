@@ -251,8 +251,12 @@ static void send_problem(struct http_request *r, const struct error *err)
         text = problem_text(err, error_title(err->code));
     if (status == 401)
         http_add_header(r, "WWW-Authenticate", "Bearer");
-    if (status == 429 || status == 503)
-        http_add_header(r, "Retry-After", "1");
+    unsigned retry_s = err->retry_s == 0 && (status == 429 || status == 503) ? 1 : err->retry_s;
+    if (retry_s > 0) {
+        char seconds[16];
+        (void)snprintf(seconds, sizeof(seconds), "%u", retry_s);
+        http_add_header(r, "Retry-After", seconds);
+    }
     if (status >= 500)
         LOG(LOG_WARN, "request failed", "path=" LOG_Q " status=%u error=" LOG_Q, http_path(r), status,
             err->message);
