@@ -6,7 +6,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/str.h"
-#include "sandbox/private.h"
+#include "sandbox/capacity.h"
 
 #define DEFAULT_MAX_SANDBOXES 256
 
@@ -38,6 +38,7 @@ void sandboxes_destroy(struct sandboxes *s)
     struct sandbox *sb;
     struct sandbox *next;
     loop_timer_stop(&s->tick);
+    loop_defer_cancel(s->config.loop, &s->room);
     ready_destroy(s);
     calls_drop(s);
     errands_orphan(s);
@@ -171,6 +172,8 @@ bool sandbox_move(struct sandboxes *s, struct sandbox *sb, enum sandbox_state to
         sb->ended_ms = now_ms(s);
     sandbox_stale_text(sb);
     notify_changed(s, sb, from, to);
+    policy_moved(s, sb, from);
+    capacity_moved(s);
     ready_check(s, sb);
     return true;
 }

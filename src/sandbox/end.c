@@ -1,6 +1,6 @@
 /* The ways out of `running`: pause, stop, delete, failure. */
 #include "base/log.h"
-#include "sandbox/private.h"
+#include "sandbox/capacity.h"
 
 /* --- letting go of the machine --- */
 
@@ -318,6 +318,9 @@ void step_timed_out(struct sandboxes *s, struct sandbox *sb)
     const struct error why = {.code = ERROR_GONE, .message = "the sandbox was stopped"};
     switch (sb->step) {
     case STEP_NONE:
+        break;
+    case STEP_ROOM:
+        capacity_gave_up(s, sb);
         break;
     case STEP_ADOPT:
         adopt_try(s, sb);

@@ -385,6 +385,27 @@ const char *operation_kind(const struct operation *op)
     return op->kind;
 }
 
+bool operation_failed(const struct operation *op)
+{
+    return op->status == OP_FAILED;
+}
+
+/* From the problem as it is stored: operations outlive the error, and the daemon. */
+void operation_error(const struct operation *op, struct error *err)
+{
+    const char *type = text(op->error, "type");
+    const char *slug = strrchr(type, ':') ? strrchr(type, ':') + 1 : "";
+    int found = ERROR_INTERNAL;
+    int code;
+    unsigned status;
+    const char *name;
+    const char *title;
+    for (size_t i = 0; error_table(i, &code, &status, &name, &title); i++)
+        if (strcmp(name, slug) == 0)
+            found = code;
+    (void)error_set(err, found, "%s", text(op->error, "detail"));
+}
+
 double operation_seconds(const struct operation *op)
 {
     return operation_finished(op) ? (double)(op->finished_ms - op->created_ms) / 1000.0 : 0;

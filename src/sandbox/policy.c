@@ -1,14 +1,11 @@
 /* Lifecycle policy and reconciliation: looked at every second by the wall clock, so that deadlines hold
- * across restarts and steps of the clock. */
+ * across restarts and steps of the clock. See docs/design/policy.md. */
 #include "base/log.h"
-#include "sandbox/private.h"
+#include "sandbox/capacity.h"
 
-void policy_limits(struct sandboxes *s, struct sandbox *sb)
-{
-    (void)s;
-    sb->expires_ms =
-        sb->lifecycle.max_lifetime_s > 0 ? sb->created_ms + sb->lifecycle.max_lifetime_s * 1000 : 0;
-}
+#define ASK_AGAIN_MS 10000 /* a verb that did not lead where policy wants is asked for again after this */
+
+/* --- activity --- */
 
 void sandbox_touch(struct sandboxes *s, struct sandbox *sb)
 {
@@ -27,72 +24,175 @@ void sandbox_busy(struct sandboxes *s, struct sandbox *sb, int delta)
     sandbox_touch(s, sb);
 }
 
-static void ask(struct sandboxes *s, struct sandbox *sb, enum sandbox_verb verb, const char *why)
+/* Somebody uses it, or waits for it to run. */
+static bool in_use(const struct sandbox *sb)
+{
+    return sb->busy > 0 || sb->waiting != NULL;
+}
+
+/* --- what policy asks for --- */
+
+bool policy_asked(const struct sandbox *sb, enum sandbox_verb verb, int64_t now)
+{
+    return sb->asked_ms > 0 && sb->asked == verb && sb->active_ms <= sb->asked_ms &&
+           now < sb->asked_ms + ASK_AGAIN_MS;
+}
+
+void policy_ask(struct sandboxes *s, struct sandbox *sb, enum sandbox_verb verb, const char *why)
 {
     struct operation *op;
     bool already;
     struct error err = ERROR_INIT;
+    int64_t active_ms = sb->active_ms;
     int rc = sandboxes_verb(s, sb, verb, &op, &already, &err);
+    sb->active_ms = active_ms; /* a verb is activity when somebody else asks for it */
+    sb->asked_ms = now_ms(s);
+    sb->asked = verb;
+    sb->asleep = rc == 0 && (verb == SANDBOX_PAUSE || verb == SANDBOX_SUSPEND);
     LOG(rc < 0 ? LOG_DEBUG : LOG_INFO, "policy acts", "sandbox=%s operation=%s verb=%s reason=" LOG_Q, sb->id,
         rc < 0 ? "-" : operation_id(op), sandbox_verb_name(verb), rc < 0 ? err.message : why);
 }
 
-static void look_at_idle(struct sandboxes *s, struct sandbox *sb, int64_t now)
+/* --- lifetime --- */
+
+void policy_limits(struct sandboxes *s, struct sandbox *sb)
 {
-    const struct lifecycle *l = &sb->lifecycle;
-    if (sb->busy > 0 && now != sb->active_ms)
-        sandbox_touch(s, sb);
-    if (l->idle_timeout_s == 0 || now < sb->active_ms + l->idle_timeout_s * 1000)
-        return;
-    if (l->on_idle == ON_IDLE_PAUSE)
-        ask(s, sb, SANDBOX_PAUSE, "idle");
-    else if (l->on_idle == ON_IDLE_DELETE)
-        ask(s, sb, SANDBOX_DELETE, "idle");
+    struct lifecycle *l = &sb->lifecycle;
+    int64_t from_ms = l->from_ms ? l->from_ms : sb->created_ms;
+    int64_t end_ms = l->max_lifetime_s > 0 ? from_ms + l->max_lifetime_s * 1000 : 0;
+    if (l->expired && l->expiry_suspends && end_ms > 0 && end_ms <= now_ms(s))
+        return; /* it stays over, and what is kept is kept as long */
+    l->expired = false;
+    sb->expires_ms = end_ms;
 }
 
-/* A settled sandbox whose desired state is another: the request that set it has not been carried out. */
-static void converge(struct sandboxes *s, struct sandbox *sb)
+void policy_moved(struct sandboxes *s, struct sandbox *sb, enum sandbox_state from)
 {
-    if (sb->op || sb->step != STEP_NONE || !sandbox_state_settled(sb->state) || sb->state == sb->desired)
-        return;
-    switch (sb->desired) {
-    case SANDBOX_DELETED:
-        ask(s, sb, SANDBOX_DELETE, "desired state");
-        break;
-    case SANDBOX_RUNNING:
-        ask(s, sb, SANDBOX_WAKE, "desired state");
-        break;
-    case SANDBOX_PAUSED:
-        ask(s, sb, SANDBOX_PAUSE, "desired state");
-        break;
-    case SANDBOX_STOPPED:
-        ask(s, sb, SANDBOX_STOP, "desired state");
-        break;
-    default:
-        break;
+    struct lifecycle *l = &sb->lifecycle;
+    bool woken = sb->state == SANDBOX_RUNNING && (from == SANDBOX_RESTORING || from == SANDBOX_STARTING);
+    if (sb->state == SANDBOX_RUNNING)
+        sb->asleep = false;
+    if (woken && l->expired) {
+        l->from_ms = now_ms(s);
+        policy_limits(s, sb);
     }
 }
+
+static int64_t kept_ms(const struct sandboxes *s)
+{
+    unsigned kept_s = s->config.expired_retention_s ? s->config.expired_retention_s : s->config.retention_s;
+    return (int64_t)kept_s * 1000;
+}
+
+/* The end is put off once, by the time such sandboxes are kept; then it deletes. */
+static void expire(struct sandboxes *s, struct sandbox *sb, int64_t now)
+{
+    sb->lifecycle.expired = true;
+    sb->expires_ms = now + kept_ms(s);
+    sandbox_save(s, sb);
+    notify_changed(s, sb, sb->state, sb->state);
+}
+
+/* Whether it is deleted. */
+static bool look_at_lifetime(struct sandboxes *s, struct sandbox *sb, int64_t now)
+{
+    struct lifecycle *l = &sb->lifecycle;
+    bool over = sb->expires_ms > 0 && now >= sb->expires_ms && sb->state != SANDBOX_DELETING;
+    if (over && (!l->expiry_suspends || l->expired)) {
+        policy_ask(s, sb, SANDBOX_DELETE, "the maximum lifetime is over");
+        return true;
+    }
+    if (!sandbox_state_settled(sb->state) || sb->step != STEP_NONE)
+        return false; /* where it is going is known soon */
+    if (over)
+        expire(s, sb, now);
+    bool awake = sb->state == SANDBOX_RUNNING || sb->state == SANDBOX_PAUSED;
+    if (l->expired && awake && !policy_asked(sb, SANDBOX_SUSPEND, now))
+        policy_ask(s, sb, SANDBOX_SUSPEND, "the maximum lifetime is over");
+    return false;
+}
+
+/* --- idle time --- */
+
+/* What the ladder says after so long without activity: the last rung that is due. */
+static enum on_idle due(const struct lifecycle *l, int64_t idle_ms)
+{
+    enum on_idle action = ON_IDLE_NONE;
+    if (l->rungs == 0 && l->idle_timeout_s > 0 && idle_ms >= l->idle_timeout_s * 1000)
+        action = l->on_idle;
+    for (unsigned i = 0; i < l->rungs && idle_ms >= l->ladder[i].after_s * 1000; i++)
+        action = l->ladder[i].action;
+    return action;
+}
+
+/* How far a sandbox in this state has gone already. */
+static enum on_idle reached(enum sandbox_state state)
+{
+    switch (state) {
+    case SANDBOX_RUNNING:
+        return ON_IDLE_NONE;
+    case SANDBOX_PAUSED:
+        return ON_IDLE_PAUSE;
+    default: /* nothing of it is in memory */
+        return ON_IDLE_SUSPEND;
+    }
+}
+
+static void look_at_idle(struct sandboxes *s, struct sandbox *sb, int64_t now)
+{
+    static const enum sandbox_verb verbs[] = {[ON_IDLE_PAUSE] = SANDBOX_PAUSE,
+                                              [ON_IDLE_SUSPEND] = SANDBOX_SUSPEND,
+                                              [ON_IDLE_DELETE] = SANDBOX_DELETE};
+    if (in_use(sb)) {
+        sandbox_touch(s, sb);
+        if (sb->asleep && sb->lifecycle.auto_wake && sb->state != SANDBOX_RUNNING &&
+            !policy_asked(sb, SANDBOX_WAKE, now))
+            policy_ask(s, sb, SANDBOX_WAKE, "it is in use");
+        return;
+    }
+    enum on_idle action = due(&sb->lifecycle, now - sb->active_ms);
+    if (action > reached(sb->state) && !policy_asked(sb, verbs[action], now))
+        policy_ask(s, sb, verbs[action], "idle");
+}
+
+/* --- desired state --- */
+
+/* A settled sandbox whose desired state is another: the request that set it has not been carried out. */
+static void converge(struct sandboxes *s, struct sandbox *sb, int64_t now)
+{
+    static const enum sandbox_verb verbs[SANDBOX_STATES] = {
+        [SANDBOX_DELETED] = SANDBOX_DELETE,    [SANDBOX_RUNNING] = SANDBOX_WAKE,
+        [SANDBOX_PAUSED] = SANDBOX_PAUSE,      [SANDBOX_STOPPED] = SANDBOX_STOP,
+        [SANDBOX_SUSPENDED] = SANDBOX_SUSPEND,
+    };
+    if (sb->op || sb->step != STEP_NONE || !sandbox_state_settled(sb->state) || sb->state == sb->desired)
+        return;
+    bool goal = sandbox_state_settled(sb->desired) && sb->desired != SANDBOX_FAILED;
+    if (goal && !policy_asked(sb, verbs[sb->desired], now))
+        policy_ask(s, sb, verbs[sb->desired], "desired state");
+}
+
+/* --- the tick --- */
 
 /* Everything but deleted and failed, which only get older. */
 static void look_at(struct sandboxes *s, struct sandbox *sb, int64_t now)
 {
-    if (sb->expires_ms > 0 && now >= sb->expires_ms && sb->state != SANDBOX_DELETING) {
-        ask(s, sb, SANDBOX_DELETE, "the maximum lifetime is over");
+    if (look_at_lifetime(s, sb, now))
         return;
-    }
-    if (sb->state == SANDBOX_RUNNING && sb->step == STEP_NONE)
+    if (sandbox_state_settled(sb->state) && sb->step == STEP_NONE)
         look_at_idle(s, sb, now);
-    converge(s, sb);
+    converge(s, sb, now);
     if (sb->active_ms - sb->saved_active_ms > SAVE_ACTIVITY_MS)
         sandbox_save(s, sb);
 }
 
-void policy_tick(struct loop_timer *t)
+/* From the queue, which runs after the turn's requests: what was used in this very turn is not idle. */
+static void sweep(struct sandboxes *s, struct call *c)
 {
-    struct sandboxes *s = t->arg;
     int64_t now = now_ms(s);
     int64_t oldest = now - (int64_t)s->config.retention_s * 1000;
     struct sandbox *sb = s->list ? s->list->prev : NULL; /* oldest first: the tail */
+    (void)c;
     while (sb) {
         struct sandbox *newer = sb == s->list ? NULL : sb->prev;
         if (sb->state == SANDBOX_DELETED) {
@@ -100,12 +200,19 @@ void policy_tick(struct loop_timer *t)
                 sandbox_forget(s, sb);
         } else if (sb->state == SANDBOX_FAILED) {
             if (sb->ended_ms <= oldest || (sb->expires_ms > 0 && now >= sb->expires_ms))
-                ask(s, sb, SANDBOX_DELETE, "failed long enough ago");
+                policy_ask(s, sb, SANDBOX_DELETE, "failed long enough ago");
         } else {
             look_at(s, sb, now);
         }
         sb = newer;
     }
     operations_expire(s);
+    capacity_tick(s);
+}
+
+void policy_tick(struct loop_timer *t)
+{
+    struct sandboxes *s = t->arg;
+    (void)call_new(s, NULL, sweep);
     loop_timer_start(&s->tick, s->config.tick_ms);
 }

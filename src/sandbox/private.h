@@ -50,6 +50,8 @@
 #define FORK_MAX 100              /* children of one request */
 #define SWEEP_MS 5000             /* how often forgotten snapshots are looked for when there may be some */
 
+struct call;
+
 enum step {
     STEP_NONE,
     STEP_ROOM,     /* memory for it is being made free, see capacity.h */
@@ -245,8 +247,9 @@ struct sandbox {
     bool announced; /* observers know the guest */
     int busy;
     int64_t saved_active_ms;
-    int64_t asked_ms; /* when policy last asked for a verb */
-    bool asleep;      /* by policy: may be woken by whoever is attached still */
+    int64_t asked_ms; /* when policy last asked for a verb, and for which */
+    enum sandbox_verb asked;
+    bool asleep; /* by policy: may be woken by whoever is attached still */
     void (*begin)(struct sandboxes *s, struct call *c); /* STEP_ROOM: what is waiting */
     struct sandbox_ready *waiting;
     char **text; /* cached answer; *text NULL: make it anew. Its own memory, so that readers may be const */
@@ -470,6 +473,8 @@ void operation_run(struct sandboxes *s, struct operation *op); /* pending -> run
 void operation_cancel(struct sandboxes *s, struct operation *op, const char *why);
 void operation_hold(struct operation *op);
 void operation_release(struct operation *op);
+bool operation_failed(const struct operation *op);
+void operation_error(const struct operation *op, struct error *err); /* of a failed one */
 void operation_forget(struct sandboxes *s, struct operation *op);
 void operations_expire(struct sandboxes *s);
 void operations_destroy(struct sandboxes *s);
@@ -531,6 +536,10 @@ int verb_begin(struct sandboxes *s, struct sandbox *sb, enum sandbox_verb verb, 
 /* policy.c */
 void policy_tick(struct loop_timer *t);
 void policy_limits(struct sandboxes *s, struct sandbox *sb); /* expires_ms from the lifecycle */
+/* A verb that nobody else asked for: no activity. What comes of it is logged. */
+void policy_ask(struct sandboxes *s, struct sandbox *sb, enum sandbox_verb verb, const char *why);
+/* It was asked for a moment ago and nobody has used the sandbox since: it did not work. */
+bool policy_asked(const struct sandbox *sb, enum sandbox_verb verb, int64_t now);
 /* After a move: a sandbox that was kept suspended after its lifetime and runs again gets a new one. The
  * caller saves. */
 void policy_moved(struct sandboxes *s, struct sandbox *sb, enum sandbox_state from);

@@ -6,7 +6,8 @@
 
 struct sandbox_ready {
     struct sandbox_ready *prev, *next;
-    struct sandbox *sb; /* held */
+    struct sandbox *sb;     /* held */
+    struct operation *woke; /* held; the wake it asked for */
     struct loop_timer timer;
     struct loop_deferred look;
     void (*fn)(void *arg, struct sandbox *sb, const struct error *err);
@@ -22,6 +23,16 @@ static void finish(struct sandbox_ready *w, const struct error *err)
     sandbox_ready_cancel(w);
     fn(arg, sb, err);
     sandbox_release(sb);
+}
+
+static void waits_for(struct sandbox_ready *w, struct operation *op)
+{
+    if (op == w->woke)
+        return;
+    if (w->woke)
+        operation_release(w->woke);
+    operation_hold(op);
+    w->woke = op;
 }
 
 static void cannot(struct sandbox_ready *w)
@@ -45,14 +56,30 @@ static void gone(struct sandbox_ready *w)
     finish(w, &err);
 }
 
+/* The wake was tried and the sandbox sleeps as before: what the operation says is the answer. */
+static void not_woken(struct sandbox_ready *w)
+{
+    struct error err = ERROR_INIT;
+    operation_error(w->woke, &err);
+    (void)error_wrap(&err, "the sandbox could not be woken and is %s", sandbox_state_name(w->sb->state));
+    finish(w, &err);
+}
+
+/* One of those who wait asks; the others find the same operation under way. */
 static void wake(struct sandbox_ready *w)
 {
     struct error err = ERROR_INIT;
     struct operation *op;
-    if (!w->sb->lifecycle.auto_wake)
+    if (!w->sb->lifecycle.auto_wake) {
         cannot(w);
-    else if (w->sb->step == STEP_NONE && verb_begin(w->sb->all, w->sb, SANDBOX_WAKE, &op, &err) < 0)
-        finish(w, &err);
+    } else if (w->woke && operation_failed(w->woke)) {
+        not_woken(w);
+    } else if (w->sb->step == STEP_NONE) {
+        if (verb_begin(w->sb->all, w->sb, SANDBOX_WAKE, &op, &err) < 0)
+            finish(w, &err);
+        else
+            waits_for(w, op);
+    }
 }
 
 static void look(void *arg)
@@ -64,11 +91,15 @@ static void look(void *arg)
             finish(w, NULL);
         break;
     case SANDBOX_PAUSED:
+    case SANDBOX_SUSPENDED:
     case SANDBOX_STOPPED:
         wake(w);
         break;
-    case SANDBOX_SUSPENDED:
-        cannot(w);
+    case SANDBOX_RESUMING:
+    case SANDBOX_RESTORING:
+    case SANDBOX_STARTING:
+        if (w->sb->op)
+            waits_for(w, w->sb->op);
         break;
     case SANDBOX_PAUSING:
     case SANDBOX_STOPPING:
@@ -114,6 +145,7 @@ struct sandbox_ready *sandbox_when_running(struct sandboxes *s, struct sandbox *
     w->fn = fn;
     w->arg = arg;
     sandbox_hold(sb);
+    sandbox_touch(s, sb);
     DL_APPEND(sb->waiting, w);
     loop_timer_init(s->config.loop, &w->timer, too_late, w);
     loop_timer_start(&w->timer, wait_ms);
@@ -130,6 +162,8 @@ void sandbox_ready_cancel(struct sandbox_ready *w)
     loop_defer_cancel(s->config.loop, &w->look);
     DL_DELETE(w->sb->waiting, w);
     s->waiters--;
+    if (w->woke)
+        operation_release(w->woke);
     sandbox_release(w->sb);
     free(w);
 }

@@ -8,8 +8,10 @@
 
 #define RECORD_VERSION 1
 
-static const char *const idle_names[] = {
-    [ON_IDLE_NONE] = "none", [ON_IDLE_PAUSE] = "pause", [ON_IDLE_DELETE] = "delete"};
+static const char *const idle_names[] = {[ON_IDLE_NONE] = "none",
+                                         [ON_IDLE_PAUSE] = "pause",
+                                         [ON_IDLE_SUSPEND] = "suspend",
+                                         [ON_IDLE_DELETE] = "delete"};
 
 const char *on_idle_name(enum on_idle v)
 {
@@ -27,16 +29,34 @@ bool on_idle_parse(const char *name, enum on_idle *ret)
     return false;
 }
 
-static json_t *seconds_json(int64_t s)
+/* What was given: a word, or a ladder. */
+static json_t *on_idle_json(const struct lifecycle *l)
 {
-    return s > 0 ? json_integer(s) : json_null();
+    if (l->rungs == 0)
+        return json_string(on_idle_name(l->on_idle));
+    json_t *list = json_made(json_array());
+    for (unsigned i = 0; i < l->rungs; i++)
+        (void)json_array_append_new(
+            list, json_made(json_pack("{s:I, s:s}", "after_s", (json_int_t)l->ladder[i].after_s, "do",
+                                      on_idle_name(l->ladder[i].action))));
+    return list;
 }
 
+/* No timeout is a 0 that can be read: what has no deadline has none by choice. */
 json_t *lifecycle_json(const struct lifecycle *l)
 {
-    return json_pack("{s:o, s:s, s:o, s:s, s:b}", "idle_timeout_s", seconds_json(l->idle_timeout_s),
-                     "on_idle", on_idle_name(l->on_idle), "max_lifetime_s", seconds_json(l->max_lifetime_s),
-                     "on_expiry", "delete", "auto_wake", (int)l->auto_wake);
+    return json_made(json_pack("{s:I, s:o, s:I, s:s, s:b}", "idle_timeout_s", (json_int_t)l->idle_timeout_s,
+                               "on_idle", on_idle_json(l), "max_lifetime_s", (json_int_t)l->max_lifetime_s,
+                               "on_expiry", l->expiry_suspends ? "suspend" : "delete", "auto_wake",
+                               (int)l->auto_wake));
+}
+
+json_t *lifecycle_record(const struct lifecycle *l)
+{
+    json_t *r = lifecycle_json(l);
+    (void)json_object_set_new(r, "from_ms", json_integer(l->from_ms));
+    (void)json_object_set_new(r, "expired", json_boolean(l->expired));
+    return r;
 }
 
 static json_t *resources_json(const struct vm_shape *shape)
@@ -136,7 +156,7 @@ static json_t *record(const struct sandbox *sb)
         "ref", sb->ref, "digest", sb->digest, "state", sandbox_state_name(sb->state),              //
         "desired", sandbox_state_name(sb->desired), "generation", (json_int_t)sb->generation,      //
         "engine", sb->engine, "acceleration", sb->acceleration,                                    //
-        "resources", resources_json(&sb->shape), "lifecycle", lifecycle_json(&sb->lifecycle),      //
+        "resources", resources_json(&sb->shape), "lifecycle", lifecycle_record(&sb->lifecycle),    //
         "metadata", sb->metadata, "env", sb->env, "machine_id", machine,                           //
         "history", stored_history(sb)));
     json_t *times = json_made(json_pack("{s:I, s:I, s:I, s:I, s:I, s:s, s:s, s:s}", //
@@ -180,14 +200,37 @@ static int64_t number(const json_t *body, const char *key)
     return json_integer_value(json_object_get(body, key));
 }
 
+static bool load_on_idle(const json_t *from, struct lifecycle *l)
+{
+    size_t i;
+    const json_t *rung;
+    if (json_is_string(from))
+        return on_idle_parse(json_string_value(from), &l->on_idle);
+    if (!json_is_array(from) || json_array_size(from) == 0 || json_array_size(from) > IDLE_RUNGS_MAX)
+        return false;
+    json_array_foreach(from, i, rung)
+    {
+        const char *action = json_string_value(json_object_get(rung, "do"));
+        l->ladder[i].after_s = number(rung, "after_s");
+        if (!action || !on_idle_parse(action, &l->ladder[i].action))
+            return false;
+    }
+    l->rungs = (unsigned)i;
+    l->on_idle = l->ladder[0].action;
+    return true;
+}
+
 static bool load_lifecycle(const json_t *body, struct lifecycle *l)
 {
     const json_t *from = json_object_get(body, "lifecycle");
-    const char *on_idle = json_string_value(json_object_get(from, "on_idle"));
+    const char *on_expiry = json_string_value(json_object_get(from, "on_expiry"));
     l->idle_timeout_s = number(from, "idle_timeout_s");
     l->max_lifetime_s = number(from, "max_lifetime_s");
+    l->expiry_suspends = on_expiry && strcmp(on_expiry, "suspend") == 0;
     l->auto_wake = json_is_true(json_object_get(from, "auto_wake"));
-    return on_idle && on_idle_parse(on_idle, &l->on_idle);
+    l->from_ms = number(from, "from_ms");
+    l->expired = json_is_true(json_object_get(from, "expired"));
+    return load_on_idle(json_object_get(from, "on_idle"), l);
 }
 
 static void load_history(struct sandbox *sb, const json_t *list)

@@ -1,54 +1,9 @@
 /* Requests: validate everything, change memory, queue records and work, return the operation. */
-#include <inttypes.h>
 #include <string.h>
 
 #include "base/cleanup.h"
 #include "base/str.h"
-#include "sandbox/private.h"
-
-/* --- capacity --- */
-
-/* States in which a VMM holds, or is about to hold, the sandbox's memory. */
-static bool resident(enum sandbox_state s)
-{
-    switch (s) {
-    case SANDBOX_SUSPENDED:
-    case SANDBOX_STOPPED:
-    case SANDBOX_DELETED:
-    case SANDBOX_FAILED:
-        return false;
-    default:
-        return true;
-    }
-}
-
-static int check_memory(struct sandboxes *s, uint32_t more_mib, struct error *err)
-{
-    uint64_t used = 0;
-    const struct sandbox *sb;
-    if (s->config.max_memory_mib == 0)
-        return 0;
-    DL_FOREACH(s->list, sb)
-    used += resident(sb->state) ? sb->shape.memory_mib : 0;
-    if (used + more_mib > s->config.max_memory_mib)
-        return error_set(err, ERROR_CAPACITY,
-                         "sandboxes hold %" PRIu64 " MiB of memory and the server gives %" PRIu64
-                         " MiB; %u MiB more do not fit",
-                         used, s->config.max_memory_mib, more_mib);
-    return 0;
-}
-
-static int check_count(struct sandboxes *s, struct error *err)
-{
-    unsigned alive = 0;
-    const struct sandbox *sb;
-    DL_FOREACH(s->list, sb)
-    alive += sb->state != SANDBOX_DELETED && sb->state != SANDBOX_FAILED;
-    if (alive >= s->config.max_sandboxes)
-        return error_set(err, ERROR_CAPACITY, "%u sandboxes exist and the server allows %u", alive,
-                         s->config.max_sandboxes);
-    return 0;
-}
+#include "sandbox/capacity.h"
 
 static int check_store(struct sandboxes *s, struct error *err)
 {
@@ -141,9 +96,7 @@ int sandboxes_new(struct sandboxes *s, const json_t *body, const char *project, 
     if (rc == 0)
         rc = create_spec_shape(&s->config, &spec, disk_mib, &shape, err);
     if (rc == 0)
-        rc = check_count(s, err);
-    if (rc == 0)
-        rc = check_memory(s, shape.memory_mib, err);
+        rc = capacity_check(s, shape.memory_mib, 1, 0, err);
     if (rc == 0)
         rc = make(s, &spec, project, digest, &shape, &sb, err);
     if (rc != 0)
@@ -157,7 +110,7 @@ int sandboxes_new(struct sandboxes *s, const json_t *body, const char *project, 
     sandbox_insert(s, sb);
     sandbox_save(s, sb);
     notify_changed(s, sb, SANDBOX_CREATING, SANDBOX_CREATING);
-    (void)call_new(s, sb, create_begin);
+    capacity_begin(s, sb, create_begin);
     *ret = sb;
     *ret_op = sb->op;
     return 0;
@@ -218,8 +171,9 @@ int verb_begin(struct sandboxes *s, struct sandbox *sb, enum sandbox_verb verb, 
         return error_set(err, ERROR_UNAVAILABLE,
                          "the sandbox is being taken over after a restart; try again");
     int rc = check_store(s, err);
-    if (rc == 0 && verb == SANDBOX_START)
-        rc = check_memory(s, sb->shape.memory_mib, err);
+    bool boots = verb == SANDBOX_START || verb == SANDBOX_RESTORE;
+    if (rc == 0 && boots)
+        rc = capacity_check(s, sb->shape.memory_mib, 0, 0, err);
     if (rc == 0)
         rc = take_operation(s, sb, v->name, err);
     if (rc < 0)
@@ -228,7 +182,10 @@ int verb_begin(struct sandboxes *s, struct sandbox *sb, enum sandbox_verb verb, 
     flow_start(sb);
     (void)sandbox_move(s, sb, v->via);
     sandbox_save(s, sb);
-    (void)call_new(s, sb, v->begin);
+    if (boots)
+        capacity_begin(s, sb, v->begin);
+    else
+        (void)call_new(s, sb, v->begin);
     *ret_op = sb->op;
     return 0;
 }
@@ -291,8 +248,10 @@ int sandboxes_verb(struct sandboxes *s, struct sandbox *sb, enum sandbox_verb as
         *ret_op = sb->op;
     else
         rc = verb_begin(s, sb, verb, ret_op, err);
-    if (rc == 0)
+    if (rc == 0) {
         *ret_already = there;
+        sandbox_touch(s, sb);
+    }
     return rc;
 }
 
@@ -301,7 +260,7 @@ int sandboxes_verb(struct sandboxes *s, struct sandbox *sb, enum sandbox_verb as
 int sandboxes_patch(struct sandboxes *s, struct sandbox *sb, const json_t *body, struct error *err)
 {
     struct patch_spec spec;
-    int rc = patch_spec_read(body, &sb->lifecycle, &spec, err);
+    int rc = patch_spec_read(&s->config, body, &sb->lifecycle, &spec, err);
     if (rc == 0 && (sb->state == SANDBOX_DELETED || sb->state == SANDBOX_DELETING))
         rc = conflict(sb, "a change", err);
     if (rc == 0)
@@ -313,6 +272,7 @@ int sandboxes_patch(struct sandboxes *s, struct sandbox *sb, const json_t *body,
     if (spec.has_name)
         (void)str_copy(sb->name, sizeof(sb->name), spec.name);
     sb->lifecycle = spec.lifecycle;
+    sandbox_touch(s, sb);
     policy_limits(s, sb);
     sandbox_save(s, sb);
     notify_changed(s, sb, sb->state, sb->state);

@@ -115,27 +115,79 @@ static int read_network(const json_t *obj, struct error *err)
     return 0;
 }
 
-static int read_on_idle(const char *text, enum on_idle *ret, struct error *err)
+static int read_on_idle(const char *text, struct lifecycle *l, struct error *err)
 {
-    if (strcmp(text, "suspend") == 0)
-        return error_field(err, ERROR_UNSUPPORTED, "lifecycle.on_idle",
-                           "this server cannot suspend: lifecycle.on_idle can be \"pause\", \"delete\" or "
-                           "\"none\"");
-    if (!on_idle_parse(text, ret))
+    if (!on_idle_parse(text, &l->on_idle))
         return error_field(err, ERROR_INVALID, "lifecycle.on_idle",
-                           "lifecycle.on_idle is \"pause\", \"suspend\", \"delete\" or \"none\"");
+                           "lifecycle.on_idle is \"pause\", \"suspend\", \"delete\", \"none\" or a list of "
+                           "{after_s, do}");
+    l->rungs = 0;
     return 0;
 }
 
-static int read_on_expiry(const char *text, struct error *err)
+static int read_on_expiry(const char *text, struct lifecycle *l, struct error *err)
 {
-    if (strcmp(text, "suspend") == 0)
-        return error_field(err, ERROR_UNSUPPORTED, "lifecycle.on_expiry",
-                           "this server cannot suspend: lifecycle.on_expiry can only be \"delete\"");
-    if (strcmp(text, "delete") != 0)
+    l->expiry_suspends = strcmp(text, "suspend") == 0;
+    if (!l->expiry_suspends && strcmp(text, "delete") != 0)
         return error_field(err, ERROR_INVALID, "lifecycle.on_expiry",
                            "lifecycle.on_expiry is \"delete\" or \"suspend\"");
     return 0;
+}
+
+static int read_rung(const json_t *obj, struct idle_rung *ret, struct error *err)
+{
+    const char *action = NULL;
+    const struct json_field fields[] = {
+        {"after_s", JSON_KIND_INTEGER, .required = true, .min = 1, .max = IDLE_MAX_S, .to = &ret->after_s},
+        {"do", JSON_KIND_STRING, .required = true, .to = &action},
+    };
+    int rc = json_read(obj, "lifecycle.on_idle", fields, ARRAY_LEN(fields), err);
+    if (rc == 0 && (!on_idle_parse(action, &ret->action) || ret->action == ON_IDLE_NONE))
+        rc = error_field(err, ERROR_INVALID, "lifecycle.on_idle.do",
+                         "lifecycle.on_idle.do is \"pause\", \"suspend\" or \"delete\"");
+    return rc;
+}
+
+/* Each rung comes later and goes further than the one before. */
+static int read_ladder(const json_t *list, struct lifecycle *l, struct error *err)
+{
+    size_t i;
+    const json_t *obj;
+    struct idle_rung before = {0, ON_IDLE_NONE};
+    if (json_array_size(list) == 0)
+        return error_field(err, ERROR_INVALID, "lifecycle.on_idle",
+                           "lifecycle.on_idle has no step; \"none\" is the word for that");
+    json_array_foreach(list, i, obj)
+    {
+        struct idle_rung *rung = &l->ladder[i];
+        int rc = read_rung(obj, rung, err);
+        if (rc < 0)
+            return rc;
+        if (rung->after_s <= before.after_s || rung->action <= before.action)
+            return error_field(err, ERROR_INVALID, "lifecycle.on_idle",
+                               "step %zu of lifecycle.on_idle must come later and go further than the one "
+                               "before: pause, suspend, delete",
+                               i + 1);
+        before = *rung;
+    }
+    l->rungs = (unsigned)json_array_size(list);
+    l->idle_timeout_s = l->ladder[0].after_s;
+    l->on_idle = l->ladder[0].action;
+    return 0;
+}
+
+static enum on_idle default_on_idle(const struct sandboxes_config *config)
+{
+    enum on_idle v;
+    return config->default_on_idle && on_idle_parse(config->default_on_idle, &v) ? v : ON_IDLE_PAUSE;
+}
+
+void lifecycle_defaults(const struct sandboxes_config *config, struct lifecycle *ret)
+{
+    *ret = (struct lifecycle){.idle_timeout_s = config->default_idle_timeout_s,
+                              .max_lifetime_s = config->default_max_lifetime_s,
+                              .auto_wake = config->default_auto_wake};
+    ret->on_idle = ret->idle_timeout_s > 0 ? default_on_idle(config) : ON_IDLE_NONE;
 }
 
 static bool is_null(const json_t *obj, const char *key)
@@ -143,39 +195,87 @@ static bool is_null(const json_t *obj, const char *key)
     return json_is_null(json_object_get(obj, key));
 }
 
-/* Given fields over what *l holds; null takes a field back to its default. */
-static int read_lifecycle(const json_t *obj, struct lifecycle *l, struct error *err)
+static void take_defaults(const json_t *obj, const struct lifecycle *defaults, struct lifecycle *now)
+{
+    if (is_null(obj, "idle_timeout_s")) {
+        now->idle_timeout_s = defaults->idle_timeout_s;
+        if (now->rungs > 0) /* it was the ladder's */
+            now->on_idle = defaults->on_idle;
+        now->rungs = 0;
+    }
+    if (is_null(obj, "on_idle")) {
+        now->on_idle = defaults->on_idle;
+        now->rungs = 0;
+    }
+    if (is_null(obj, "max_lifetime_s"))
+        now->max_lifetime_s = defaults->max_lifetime_s;
+    if (is_null(obj, "on_expiry"))
+        now->expiry_suspends = defaults->expiry_suspends;
+    if (is_null(obj, "auto_wake"))
+        now->auto_wake = defaults->auto_wake;
+}
+
+/* A timeout beside a ladder, of this request or of before. */
+static int check_timeout(const json_t *obj, int64_t timeout_s, struct lifecycle *now, struct error *err)
+{
+    bool given = json_is_integer(json_object_get(obj, "idle_timeout_s"));
+    if (!given || now->rungs == 0)
+        return 0;
+    if (timeout_s == 0 && !json_object_get(obj, "on_idle")) {
+        now->rungs = 0; /* none takes the ladder away */
+        now->on_idle = ON_IDLE_NONE;
+        return 0;
+    }
+    if (timeout_s != now->ladder[0].after_s)
+        return error_field(err, ERROR_INVALID, "lifecycle.idle_timeout_s",
+                           "lifecycle.idle_timeout_s is %" PRId64 " and the first step of lifecycle.on_idle "
+                           "comes after %" PRId64 " s: leave one out",
+                           timeout_s, now->ladder[0].after_s);
+    return 0;
+}
+
+static int read_words(const char *on_idle, const json_t *ladder, const char *on_expiry, struct lifecycle *now,
+                      struct error *err)
+{
+    int rc = on_expiry ? read_on_expiry(on_expiry, now, err) : 0;
+    if (rc == 0 && on_idle)
+        rc = read_on_idle(on_idle, now, err);
+    return rc == 0 && ladder ? read_ladder(ladder, now, err) : rc;
+}
+
+int lifecycle_read(const struct sandboxes_config *config, const json_t *obj, struct lifecycle *l,
+                   struct error *err)
 {
     if (!obj)
         return 0;
     const char *on_idle = NULL;
     const char *on_expiry = NULL;
+    const json_t *ladder = NULL;
+    struct lifecycle defaults;
     struct lifecycle now = *l;
+    lifecycle_defaults(config, &defaults);
+    take_defaults(obj, &defaults, &now);
+    const struct json_field word = {"on_idle", JSON_KIND_STRING, .to = &on_idle};
+    const struct json_field list = {"on_idle", JSON_KIND_ARRAY, .max = IDLE_RUNGS_MAX, .to = &ladder};
     const struct json_field fields[] = {
         {"idle_timeout_s", JSON_KIND_INTEGER, .max = IDLE_MAX_S, .to = &now.idle_timeout_s},
-        {"on_idle", JSON_KIND_STRING, .to = &on_idle},
+        json_is_array(json_object_get(obj, "on_idle")) ? list : word,
         {"max_lifetime_s", JSON_KIND_INTEGER, .max = LIFETIME_MAX_S, .to = &now.max_lifetime_s},
         {"on_expiry", JSON_KIND_STRING, .to = &on_expiry},
         {"auto_wake", JSON_KIND_BOOL, .to = &now.auto_wake},
     };
-    if (is_null(obj, "idle_timeout_s"))
-        now.idle_timeout_s = 0;
-    if (is_null(obj, "max_lifetime_s"))
-        now.max_lifetime_s = 0;
-    if (is_null(obj, "auto_wake"))
-        now.auto_wake = false;
     int rc = json_read(obj, "lifecycle", fields, ARRAY_LEN(fields), err);
-    if (rc == 0 && on_expiry)
-        rc = read_on_expiry(on_expiry, err);
-    if (rc == 0 && on_idle)
-        rc = read_on_idle(on_idle, &now.on_idle, err);
+    int64_t timeout_s = now.idle_timeout_s;
+    if (rc == 0)
+        rc = read_words(on_idle, ladder, on_expiry, &now, err);
+    if (rc == 0)
+        rc = check_timeout(obj, timeout_s, &now, err);
     if (rc < 0)
         return rc;
-    if (is_null(obj, "on_idle"))
-        now.on_idle = ON_IDLE_NONE;
-    /* A first timeout with nothing said about it means what most people want of one. */
-    if (!on_idle && now.on_idle == ON_IDLE_NONE && now.idle_timeout_s > 0 && l->idle_timeout_s == 0)
-        now.on_idle = ON_IDLE_PAUSE;
+    /* A first timeout with nothing said about it does what the server's default says. */
+    bool open = l->idle_timeout_s == 0 || is_null(obj, "on_idle");
+    if (open && !on_idle && now.on_idle == ON_IDLE_NONE && now.idle_timeout_s > 0)
+        now.on_idle = default_on_idle(config);
     *l = now;
     return 0;
 }
@@ -200,7 +300,6 @@ static int read_resources(const struct sandboxes_config *config, const json_t *o
 
 struct create_parts {
     const json_t *resources, *network, *lifecycle;
-    const char *snapshot;
 };
 
 static int read_create(const json_t *body, struct create_spec *spec, struct create_parts *parts,
@@ -208,7 +307,7 @@ static int read_create(const json_t *body, struct create_spec *spec, struct crea
 {
     const struct json_field fields[] = {
         {"template", JSON_KIND_STRING, .min = 1, .max = TEMPLATE_MAX, .to = &spec->template},
-        {"snapshot", JSON_KIND_STRING, .to = &parts->snapshot},
+        {"snapshot", JSON_KIND_STRING, .min = 1, .max = ID_SIZE, .to = &spec->snapshot},
         {"name", JSON_KIND_STRING, .min = 1, .max = NAME_MAX_BYTES, .to = &spec->name},
         {"metadata", JSON_KIND_STRING_MAP, .max = METADATA_MAX, .to = &spec->metadata},
         {"env", JSON_KIND_STRING_MAP, .max = ENV_MAX, .to = &spec->env},
@@ -221,11 +320,14 @@ static int read_create(const json_t *body, struct create_spec *spec, struct crea
 
 static int check_create(const struct create_spec *spec, const struct create_parts *parts, struct error *err)
 {
-    if (parts->snapshot)
-        return error_field(err, ERROR_UNSUPPORTED, "snapshot",
-                           "this server keeps no snapshots: create from a template");
-    if (!spec->template)
-        return error_field(err, ERROR_INVALID, "template", "template is required");
+    if (spec->template && spec->snapshot)
+        return error_field(err, ERROR_INVALID, "snapshot",
+                           "a sandbox is made from a template or from a snapshot, not from both");
+    if (spec->snapshot && parts->resources)
+        return error_field(err, ERROR_INVALID, "resources",
+                           "a sandbox made from a snapshot has the resources of the snapshot");
+    if (!spec->template && !spec->snapshot)
+        return error_field(err, ERROR_INVALID, "template", "template or snapshot is required");
     int rc = check_name(spec->name, err);
     if (rc == 0 && spec->metadata)
         rc = check_metadata(spec->metadata, err);
@@ -237,6 +339,7 @@ int create_spec_read(const struct sandboxes_config *config, const json_t *body, 
 {
     struct create_spec spec = {.name = ""};
     struct create_parts parts = {0};
+    lifecycle_defaults(config, &spec.lifecycle);
     int rc = read_create(body, &spec, &parts, err);
     if (rc == 0)
         rc = check_create(&spec, &parts, err);
@@ -245,7 +348,7 @@ int create_spec_read(const struct sandboxes_config *config, const json_t *body, 
     if (rc == 0)
         rc = read_network(parts.network, err);
     if (rc == 0)
-        rc = read_lifecycle(parts.lifecycle, &spec.lifecycle, err);
+        rc = lifecycle_read(config, parts.lifecycle, &spec.lifecycle, err);
     if (rc == 0)
         *ret = spec;
     return rc;
@@ -265,8 +368,8 @@ int create_spec_shape(const struct sandboxes_config *config, const struct create
     return 0;
 }
 
-int patch_spec_read(const json_t *body, const struct lifecycle *before, struct patch_spec *ret,
-                    struct error *err)
+int patch_spec_read(const struct sandboxes_config *config, const json_t *body, const struct lifecycle *before,
+                    struct patch_spec *ret, struct error *err)
 {
     struct patch_spec spec = {.name = "", .lifecycle = *before};
     const json_t *lifecycle = NULL;
@@ -285,7 +388,7 @@ int patch_spec_read(const json_t *body, const struct lifecycle *before, struct p
     if (rc == 0)
         rc = read_network(network, err);
     if (rc == 0)
-        rc = read_lifecycle(lifecycle, &spec.lifecycle, err);
+        rc = lifecycle_read(config, lifecycle, &spec.lifecycle, err);
     if (rc < 0)
         return rc;
     spec.has_name = json_object_get(body, "name") != NULL; /* null takes the name away */
