@@ -9,10 +9,14 @@
 
 #include "base/bytes.h"
 #include "base/cleanup.h"
+#include "base/fs.h"
 
 #define VERSION 1
 #define FLAG_SEALED 1u
 #define HEADER_BYTES 64
+#define COPY_PLAIN (1024 * 1024)    /* more than this is shared rather than copied, where that can be done */
+#define COPY_MOST (4 * 1024 * 1024) /* newest bytes that are copied where nothing can be shared */
+#define COPY_PIECE (64 * 1024)
 
 static const char magic[8] = {'S', 'P', 'A', 'C', 'E', 'J', 'N', 'L'};
 
@@ -22,6 +26,7 @@ struct journal {
     uint64_t start;
     uint64_t end;
     uint64_t safe; /* end as the header on disk has it */
+    bool sealed;   /* the header on disk says so */
     unsigned char boot[JOURNAL_BOOT_SIZE];
 };
 
@@ -98,7 +103,15 @@ static bool header_write(struct journal *j)
     if (!pwrite_all(j->fd, h, sizeof(h), 0))
         return false;
     j->safe = j->end;
+    j->sealed = false;
     return true;
+}
+
+/* A sealed header is believed by the next boot, so it goes from the disk, not only from the page cache,
+ * before a byte that it names is overwritten. */
+static bool header_unseal(struct journal *j)
+{
+    return !j->sealed || (header_write(j) && fdatasync(j->fd) == 0);
 }
 
 bool journal_settle(struct journal *j)
@@ -161,8 +174,10 @@ int journal_load(int dir_fd, const char *name, const unsigned char boot[JOURNAL_
     if (rc < 0)
         return rc;
     j->safe = j->end;
-    if (!(flags & FLAG_SEALED) && memcmp(j->boot, boot, JOURNAL_BOOT_SIZE) != 0)
+    j->sealed = (flags & FLAG_SEALED) != 0;
+    if (!j->sealed && memcmp(j->boot, boot, JOURNAL_BOOT_SIZE) != 0)
         j->start = j->end; /* pages of an earlier boot: no telling which of them reached the disk */
+    memcpy(j->boot, boot, JOURNAL_BOOT_SIZE); /* what is written from now on is of this one */
     (void)TAKE_FD(fd);
     *ret = TAKE(j);
     return 0;
@@ -222,8 +237,9 @@ static bool ring_room(struct journal *j, uint64_t new_end)
     if (new_end - j->start <= j->capacity)
         return true;
     uint64_t start = new_end - j->capacity + journal_step(j);
+    bool sealed = j->sealed;
     j->start = start < j->end ? start : j->end;
-    return header_write(j);
+    return header_write(j) && (!sealed || fdatasync(j->fd) == 0);
 }
 
 /* The disk is full before the ring has reached its capacity: as long as it never wrapped, every byte
@@ -298,22 +314,99 @@ int journal_read(const struct journal *j, uint64_t offset, void *to, size_t n, s
     return rc;
 }
 
+/* --- going back, copying --- */
+
+bool journal_cut(struct journal *j, uint64_t end)
+{
+    /* The bytes behind the cut are about to be overwritten by others. */
+    if (end < j->start || end > j->end || !header_unseal(j))
+        return false;
+    uint64_t was = j->end;
+    j->end = end;
+    if (header_write(j))
+        return true;
+    j->end = was;
+    return false;
+}
+
+static bool copy_bytes(const struct journal *from, struct journal *to)
+{
+    struct error err = ERROR_INIT;
+    AUTO_FREE unsigned char *piece = malloc(COPY_PIECE);
+    bool fine = piece != NULL;
+    for (uint64_t at = to->start; fine && at < to->end;) {
+        size_t n = to->end - at < COPY_PIECE ? (size_t)(to->end - at) : COPY_PIECE;
+        size_t got = 0;
+        fine = journal_read(from, at, piece, n, &got, &err) == 0 && got == n && ring_write(to, at, piece, n);
+        at += n;
+    }
+    return fine;
+}
+
+static bool copy_content(const struct journal *from, struct journal *to)
+{
+    uint64_t n = to->end - to->start;
+    if (n > COPY_PLAIN && fs_reflink(from->fd, to->fd, NULL) == 0)
+        return true;
+    if (n > COPY_MOST)
+        to->start = to->end - COPY_MOST;
+    return copy_bytes(from, to);
+}
+
+int journal_copy(const struct journal *from, uint64_t end, int dir_fd, const char *name,
+                 const unsigned char boot[JOURNAL_BOOT_SIZE], struct journal **ret, struct error *err)
+{
+    if (end < from->start || end > from->end)
+        return error_set(err, ERROR_RANGE, "offset %llu is outside of the journal", (unsigned long long)end);
+    AUTO_CLOSE int fd = openat(dir_fd, name, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (fd < 0)
+        return error_errno(err, ERROR_INTERNAL, errno, "create the journal %s", name);
+    AUTO_FREE struct journal *j = journal_alloc(fd, err);
+    if (!j)
+        return ERROR_NO_MEMORY;
+    j->capacity = from->capacity;
+    j->start = from->start;
+    j->end = end;
+    memcpy(j->boot, boot, JOURNAL_BOOT_SIZE);
+    if (!copy_content(from, j) || !header_write(j)) {
+        int saved = errno;
+        (void)unlinkat(dir_fd, name, 0);
+        return error_errno(err, ERROR_INTERNAL, saved, "copy to the journal %s", name);
+    }
+    (void)TAKE_FD(fd);
+    *ret = TAKE(j);
+    return 0;
+}
+
 /* --- sealing --- */
 
 void journal_seal_prepare(const struct journal *j, struct journal_seal *ret)
 {
     _Static_assert(sizeof(ret->header) == HEADER_BYTES, "the header's size");
+    ret->end = j->end;
     ret->fd = fcntl(j->fd, F_DUPFD_CLOEXEC, 3);
     header_encode(j, FLAG_SEALED, ret->header);
 }
 
-void journal_seal_work(struct journal_seal *seal)
+void journal_seal_sync(const struct journal_seal *seal)
 {
-    if (seal->fd < 0)
-        return;
-    /* The data first: only then may the header say that it is whole. */
-    if (fdatasync(seal->fd) == 0 && pwrite_all(seal->fd, seal->header, sizeof(seal->header), 0))
+    if (seal->fd >= 0)
         (void)fdatasync(seal->fd);
-    (void)close(seal->fd);
+}
+
+bool journal_seal_write(const struct journal_seal *seal, struct journal *j)
+{
+    if (seal->fd < 0 || (j && j->end != seal->end) ||
+        !pwrite_all(seal->fd, seal->header, sizeof(seal->header), 0))
+        return false;
+    if (j)
+        j->sealed = true;
+    return true;
+}
+
+void journal_seal_close(struct journal_seal *seal)
+{
+    if (seal->fd >= 0)
+        (void)close(seal->fd);
     seal->fd = -1;
 }

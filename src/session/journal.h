@@ -59,11 +59,26 @@ bool journal_settle(struct journal *j);
 int journal_read(const struct journal *j, uint64_t offset, void *to, size_t n, size_t *ret_n,
                  struct error *err);
 
-/* Makes the file durable as it is: what journal_seal_work needs to do so on another thread, without j. No
- * append may follow. */
+/* Takes the bytes from `end` on back, which lies within start..end: others follow there. False when the
+ * header could not be written; then nothing has changed. Writes to disk when the journal was sealed. */
+bool journal_cut(struct journal *j, uint64_t end);
+
+/* A new journal file (an existing one is replaced) with the bytes of this one up to `end`, which lies within
+ * its start..end. Shares them with it where the file system can; else only the newest 4 MiB are copied, and
+ * the new one starts there. */
+int journal_copy(const struct journal *from, uint64_t end, int dir_fd, const char *name,
+                 const unsigned char boot[JOURNAL_BOOT_SIZE], struct journal **ret, struct error *err);
+
+/* Makes a journal durable as it is and says so in its header: prepare, sync (on another thread), write, sync
+ * again, close. */
 struct journal_seal {
     int fd; /* own descriptor; -1 when there is nothing to do */
+    uint64_t end;
     unsigned char header[64];
 };
 void journal_seal_prepare(const struct journal *j, struct journal_seal *ret);
-void journal_seal_work(struct journal_seal *seal); /* blocking; closes the descriptor */
+void journal_seal_sync(const struct journal_seal *seal); /* blocking; touches no journal */
+/* j: the journal itself when it is still open, else NULL: then nothing was appended meanwhile. False: it
+ * could not be written, or bytes were appended. */
+bool journal_seal_write(const struct journal_seal *seal, struct journal *j);
+void journal_seal_close(struct journal_seal *seal);

@@ -28,6 +28,7 @@ static void release(struct process *p)
     if (p->gp)
         guest_process_release(p->gp);
     p->gp = NULL;
+    p->input_ready = false;
 }
 
 static void on_durable(void *arg, const struct error *err)
@@ -152,9 +153,33 @@ static void record_due(struct loop_timer *t)
     process_put(t->arg);
 }
 
+static void feed(struct process *p)
+{
+    if (!p->feeding || !p->input_ready)
+        return;
+    if (buf_len(&p->feed) > 0)
+        buf_consume(&p->feed, guest_process_stdin(p->gp, buf_head(&p->feed), buf_len(&p->feed)));
+    if (buf_len(&p->feed) > 0)
+        return;
+    guest_process_stdin_close(p->gp);
+    p->feeding = false;
+    p->stdin_closed = true;
+}
+
+/* The guest has said how much it has of the stdin of a process that was taken up. */
+static void input_opened(struct process *p)
+{
+    if (p->input_ready || !p->gp)
+        return;
+    p->input_ready = true;
+    feed(p);
+    readers_stdin_room(p);
+}
+
 static void guest_started(void *arg, uint32_t pid)
 {
     struct process *p = arg;
+    input_opened(p);
     if (p->state != PROCESS_CREATED || pid == 0)
         return;
     p->state = PROCESS_RUNNING;
@@ -197,19 +222,6 @@ static void guest_exited(void *arg, const struct guest_result *result)
     process_finish(p, guest_result_json(p, result));
 }
 
-static void feed(struct process *p)
-{
-    if (!p->feeding || !p->gp)
-        return;
-    if (buf_len(&p->feed) > 0)
-        buf_consume(&p->feed, guest_process_stdin(p->gp, buf_head(&p->feed), buf_len(&p->feed)));
-    if (buf_len(&p->feed) > 0)
-        return;
-    guest_process_stdin_close(p->gp);
-    p->feeding = false;
-    p->stdin_closed = true;
-}
-
 static void guest_stdin_room(void *arg)
 {
     struct process *p = arg;
@@ -237,13 +249,12 @@ void process_prepare(struct process *p)
 static void linked(struct process *p)
 {
     p->sent = true;
+    p->seals++; /* one that is under way would no longer be true */
     for (unsigned i = 0; i < STREAMS; i++) {
         p->stream[i].acked = stream_end(p, i);
         p->stream[i].credit = 0;
     }
     streams_ack_later(p);
-    feed(p);
-    readers_stdin_room(p);
 }
 
 static void start_refused(struct process *p, const struct error *err)
@@ -255,15 +266,17 @@ void process_begin(struct process *p, struct guest *g)
 {
     struct spec_exec x;
     struct error err = ERROR_INIT;
-    int rc = spec_exec_init(p->spec, p->id, &x, &err);
+    int rc = spec_exec_init(p->spec, process_guest_id(p), &x, &err);
     if (rc == 0) {
         rc = guest_process_start(g, &x.exec, &guest_events, p, &p->gp, &err);
         spec_exec_finish(&x);
     }
-    if (rc < 0)
+    if (rc < 0) {
         start_refused(p, &err);
-    else
-        linked(p);
+        return;
+    }
+    linked(p);
+    input_opened(p); /* it has none yet */
 }
 
 void process_adopt(struct process *p, struct guest *g)
@@ -274,14 +287,30 @@ void process_adopt(struct process *p, struct guest *g)
     p->adopted = true;
     if (p->stdin_closed)
         p->feeding = true; /* the guest may not have heard of it */
-    int rc =
-        guest_process_adopt(g, p->id, stream_end(p, 0), stream_end(p, 1), &guest_events, p, &p->gp, &err);
+    int rc = guest_process_adopt(g, process_guest_id(p), stream_end(p, 0), stream_end(p, 1), &guest_events, p,
+                                 &p->gp, &err);
     if (rc < 0) {
         LOG(LOG_ERROR, "process not adopted", "sandbox=%s process=%s reason=" LOG_Q, p->b->sandbox_id, p->id,
             err.message);
         return;
     }
     linked(p);
+}
+
+void process_detach(struct process *p)
+{
+    struct loop *l = p->s->config.loop;
+    release(p);
+    store_commit_cancel(p->s->config.store, p);
+    loop_defer_cancel(l, &p->ack);
+    loop_defer_cancel(l, &p->ended);
+    loop_timer_stop(&p->record);
+    loop_timer_stop(&p->retry);
+}
+
+const char *process_guest_id(const struct process *p)
+{
+    return *p->guest_id ? p->guest_id : p->id;
 }
 
 void signals_fail(struct bucket *b, const struct error *why)
@@ -347,7 +376,7 @@ int process_stdin(struct process *p, const void *data, size_t n, size_t *ret_tak
 {
     int rc = check_stdin(p, err);
     if (rc == 0)
-        *ret_taken = p->gp && n > 0 ? guest_process_stdin(p->gp, data, n) : 0;
+        *ret_taken = p->input_ready && n > 0 ? guest_process_stdin(p->gp, data, n) : 0;
     return rc;
 }
 
@@ -357,7 +386,7 @@ int process_stdin_close(struct process *p, struct error *err)
     if (rc < 0)
         return rc;
     p->stdin_closed = true;
-    if (p->gp)
+    if (p->input_ready)
         guest_process_stdin_close(p->gp);
     else
         p->feeding = true; /* closed once there is a link */

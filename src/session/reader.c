@@ -129,6 +129,24 @@ static void give_result(struct process_reader *r)
         r->events.result(r->arg, r->p->result);
 }
 
+static bool asleep(const struct process *p)
+{
+    struct sandboxes *all = p->s->config.sandboxes;
+    struct sandbox *sb = all ? sandboxes_find(all, p->b->sandbox_id) : NULL;
+    return sb && sandbox_state(sb) == SANDBOX_SUSPENDED;
+}
+
+/* A suspended sandbox says nothing more: who has all that is journalled is sent away rather than left to
+ * wait.
+ */
+static void give_suspended(struct process_reader *r)
+{
+    if (!reader_live(r) || !r->events.output || r->p->state == PROCESS_EXITED || !caught_up(r) ||
+        !asleep(r->p))
+        return;
+    interrupt(r, PROCESS_SUSPENDED, "the sandbox was suspended");
+}
+
 static void pump(void *arg)
 {
     struct process_reader *r = arg;
@@ -143,6 +161,7 @@ static void pump(void *arg)
             more = pump_stream(r, i) || more;
     }
     give_result(r);
+    give_suspended(r);
     streams_ack_later(p); /* a reader that went on makes room */
     walk_end(p);
 }
@@ -202,6 +221,32 @@ void readers_interrupt(struct process *p, const char *reason, const char *messag
     walk_end(p);
 }
 
+void readers_suspended(struct process *p)
+{
+    struct process_reader *r;
+    walk_begin(p);
+    DL_FOREACH(p->readers, r)
+    {
+        if (r->events.output)
+            pump_later(r);
+        else if (!r->closed && !r->over)
+            interrupt(r, PROCESS_SUSPENDED, "the sandbox was suspended");
+    }
+    walk_end(p);
+}
+
+void readers_rolled_back(struct process *p)
+{
+    struct process_reader *r;
+    DL_FOREACH(p->readers, r)
+    {
+        for (unsigned i = 0; i < STREAMS; i++)
+            if (r->at[i] > stream_end(p, i))
+                r->at[i] = stream_end(p, i);
+    }
+    readers_interrupt(p, PROCESS_ROLLED_BACK, "the sandbox was rolled back");
+}
+
 bool readers_fastest(const struct process *p, unsigned i, uint64_t *ret)
 {
     bool any = false;
@@ -257,6 +302,11 @@ int process_reader_open(struct process *p, uint64_t stdout_offset, uint64_t stde
     pump_later(r);
     *ret = r;
     return 0;
+}
+
+uint64_t process_reader_offset(const struct process_reader *r, enum guest_stream stream)
+{
+    return r->at[stream == GUEST_STDERR ? 1 : 0];
 }
 
 void process_reader_pause(struct process_reader *r)

@@ -12,6 +12,29 @@ static const char *const state_names[] = {
     [PROCESS_EXITED] = "exited",
 };
 
+/* What only a process of a sandbox that was suspended, rolled back or forked has. */
+static bool put_past(const struct process *p, json_t *body)
+{
+    int rc = 0;
+    if (*p->guest_id)
+        rc |= json_object_set_new(body, "guest_id", json_string(p->guest_id));
+    if (*p->origin)
+        rc |= json_object_set_new(body, "origin", json_string(p->origin));
+    if (p->stream[0].floor || p->stream[1].floor)
+        rc |= json_object_set_new(
+            body, "floor", json_pack("[II]", (json_int_t)p->stream[0].floor, (json_int_t)p->stream[1].floor));
+    if (p->branch == 0)
+        return rc == 0;
+    json_t *cuts = json_array();
+    for (unsigned i = 0; i < p->cut_count; i++)
+        rc |= json_array_append_new(cuts,
+                                    json_pack("[III]", (json_int_t)p->cuts[i].branch,
+                                              (json_int_t)p->cuts[i].at[0], (json_int_t)p->cuts[i].at[1]));
+    rc |= json_object_set_new(body, "branch", json_integer(p->branch));
+    rc |= json_object_set_new(body, "cuts", cuts);
+    return rc == 0;
+}
+
 void process_put(struct process *p)
 {
     json_t *body =
@@ -21,7 +44,7 @@ void process_put(struct process *p)
                   (json_int_t)p->pid, "journal_bytes", (json_int_t)p->journal_bytes, "created_ms",
                   (json_int_t)p->created_ms, "started_ms", (json_int_t)p->started_ms, "finished_ms",
                   (json_int_t)p->finished_ms, "spec", p->spec, "result", p->result);
-    if (!body)
+    if (!body || !put_past(p, body))
         abort(); /* a promise that cannot be recorded cannot be kept */
     store_put(p->s->config.store, STORE_PROCESS, p->id, p->b->sandbox_id, body);
     json_decref(body);
@@ -38,13 +61,18 @@ static bool state_parse(const char *name, enum process_state *ret)
     return false;
 }
 
+static const char *json_text(const json_t *body, const char *name)
+{
+    const char *text = json_string_value(json_object_get(body, name));
+    return text ? text : "";
+}
+
 static uint64_t number(const json_t *body, const char *name)
 {
     return (uint64_t)json_integer_value(json_object_get(body, name));
 }
 
-/* Size of a command as spec_read counts it, for the bound on what is kept. */
-static size_t spec_size(const json_t *spec)
+size_t spec_size(const json_t *spec)
 {
     size_t n = 0;
     size_t i;
@@ -55,9 +83,30 @@ static size_t spec_size(const json_t *spec)
     return n + json_string_length(json_object_get(spec, "shell"));
 }
 
+static uint64_t nth(const json_t *array, size_t i)
+{
+    return (uint64_t)json_integer_value(json_array_get(array, i));
+}
+
+static void load_past(struct process *p, const json_t *body)
+{
+    const json_t *cuts = json_object_get(body, "cuts");
+    const json_t *floor = json_object_get(body, "floor");
+    (void)str_copy(p->guest_id, sizeof(p->guest_id), json_text(body, "guest_id"));
+    (void)str_copy(p->origin, sizeof(p->origin), json_text(body, "origin"));
+    p->branch = (int64_t)number(body, "branch");
+    for (unsigned i = 0; i < STREAMS; i++)
+        p->stream[i].base = p->stream[i].floor = nth(floor, i);
+    for (size_t i = 0; i < json_array_size(cuts) && p->cut_count < CUTS_MAX; i++) {
+        const json_t *c = json_array_get(cuts, i);
+        p->cuts[p->cut_count++] = (struct cut){(int64_t)nth(c, 0), {nth(c, 1), nth(c, 2)}};
+    }
+}
+
 static void load_fields(struct process *p, const json_t *body)
 {
     json_t *result = json_object_get(body, "result");
+    load_past(p, body);
     p->spec = json_incref(json_object_get(body, "spec"));
     p->spec_bytes = spec_size(p->spec);
     p->seq = number(body, "seq");

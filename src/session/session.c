@@ -40,6 +40,19 @@ static void bucket_run(struct bucket *b)
     }
 }
 
+/* Nothing is written until it is restored, so it may as well survive the host's own restart. */
+static void bucket_suspended(struct bucket *b)
+{
+    struct process *p;
+    DL_FOREACH(b->head, p)
+    {
+        if (p->state == PROCESS_EXITED)
+            continue;
+        streams_seal(p);
+        readers_suspended(p);
+    }
+}
+
 static void link_down(struct bucket *b, const struct sandbox *sb, const struct error *why)
 {
     struct process *p;
@@ -49,6 +62,8 @@ static void link_down(struct bucket *b, const struct sandbox *sb, const struct e
     process_unlink_guest(p);
     signals_fail(b, why && why->code ? why : &lost);
     bucket_end(b, sandbox_state(sb), why && *why->message ? why->message : "the sandbox has ended");
+    if (sandbox_state(sb) == SANDBOX_SUSPENDED)
+        bucket_suspended(b);
 }
 
 static void on_guest(void *arg, const struct sandbox *sb, struct guest *g, const struct error *why)
@@ -75,6 +90,8 @@ static void on_changed(void *arg, const struct sandbox *sb, enum sandbox_state f
     (void)snprintf(message, sizeof(message), "the sandbox was %s",
                    to == SANDBOX_FAILED ? "lost: it failed" : sandbox_state_name(to));
     bucket_end(b, to, message);
+    if (to == SANDBOX_SUSPENDED)
+        bucket_suspended(b);
     /* Commands that were asked for while it slept: its link object may be the same as before. */
     struct guest *g = to == SANDBOX_RUNNING ? sandbox_guest_link(sb) : NULL;
     if (g) {
@@ -141,10 +158,12 @@ void sessions_destroy(struct sessions *s)
     if (!s)
         return;
     s->config.sandboxes = NULL; /* may be gone already */
+    s->ending = true;
     loop_timer_stop(&s->sweep);
+    loop_pool_destroy(s->pool); /* what is under way looks for its process */
+    s->pool = NULL;
     HASH_ITER(hh, s->buckets, b, next)
     bucket_free(s, b);
-    loop_pool_destroy(s->pool);
     if (s->dir_fd >= 0)
         (void)close(s->dir_fd);
     free(s->scratch);
@@ -173,11 +192,6 @@ static int load_session(void *arg, const char *id, const char *parent, const jso
     return 0;
 }
 
-static int newest_first(const struct process *a, const struct process *b)
-{
-    return a->seq < b->seq ? 1 : a->seq > b->seq ? -1 : 0;
-}
-
 int sessions_start(struct sessions *s, struct error *err)
 {
     struct bucket *b;
@@ -188,7 +202,7 @@ int sessions_start(struct sessions *s, struct error *err)
     if (rc < 0)
         return rc;
     HASH_ITER(hh, s->buckets, b, next)
-    DL_SORT(b->head, newest_first);
+    bucket_sort(b);
     sweep_start(s);
     return 0;
 }

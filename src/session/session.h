@@ -44,11 +44,13 @@ int sessions_start(struct sessions *s, struct error *err); /* before sandboxes_s
  * each that has not ended the id, what it is, and how far its streams had come. New reference. */
 json_t *sessions_capture(struct sessions *s, const struct sandbox *sb);
 
-/* The sandbox is about to run on from a snapshot with these processes; called before its guest link is
- * announced. in_place (rollback): what started since is gone (sandbox_gone), what has ended since runs again,
- * journals go back to their offsets, attached readers are interrupted ("rolled_back"), ids and tokens stay.
- * Else (a new sandbox): it gets its own processes with new ids and copies of the journals as far as they are
- * still kept; nobody is attached. ret_ids (may be NULL): new reference, object old id -> new id. */
+/* The sandbox is about to run on from a snapshot with these processes (NULL: with none, as after a boot);
+ * called before its guest link is announced, in a state other than stopped or failed. Repeating it is the
+ * same as doing it once, also after a crash in between: all records are put in this turn. in_place
+ * (rollback): what started since is gone (sandbox_gone), what has ended since runs again, journals go back to
+ * their offsets, attached readers are interrupted ("rolled_back"), ids and tokens stay. Else (a new sandbox):
+ * it gets its own processes with new ids and copies of the journals as far as they are still kept; nobody is
+ * attached. ret_ids (may be NULL): new reference, object old id -> new id. */
 int sessions_revive(struct sessions *s, const struct sandbox *sb, const json_t *processes, bool in_place,
                     json_t **ret_ids, struct error *err);
 /* Journals are flushed; NULL is accepted. Nothing of `sandboxes` is called any more, so it may be gone
@@ -124,10 +126,14 @@ struct process_reader_events {
     size_t (*output)(void *arg, enum guest_stream stream, uint64_t offset, const void *data, size_t n);
     void (*result)(void *arg, const json_t *result); /* once, last, after all output */
     /* No result here and now (the journal cannot be read, the process is forgotten, the server ends); last.
-     * The owner closes the reader before it returns. */
+     * The owner closes the reader before it returns. With PROCESS_SUSPENDED everything journalled has been
+     * given; with it and PROCESS_ROLLED_BACK the process goes on, at process_reader_offset. */
     void (*interrupted)(void *arg, const char *reason, const char *message);
     void (*stdin_room)(void *arg); /* process_stdin took less before */
 };
+
+#define PROCESS_SUSPENDED "suspended"
+#define PROCESS_ROLLED_BACK "rolled_back"
 
 /* Follows from these offsets (beyond the end: ERROR_RANGE; dropped bytes: gap). Streams interleave in arrival
  * order where both are live. Pacing: while readers are attached the process is held back so that the fastest
@@ -138,6 +144,8 @@ int process_reader_open(struct process *p, uint64_t stdout_offset, uint64_t stde
                         struct error *err);
 void process_reader_pause(
     struct process_reader *r); /* no callback but interrupted and stdin_room until resumed */
+/* The next byte that it would be given; after a rollback at most the end that the stream has gone back to. */
+uint64_t process_reader_offset(const struct process_reader *r, enum guest_stream stream);
 void process_reader_resume(struct process_reader *r);
 void process_reader_close(struct process_reader *r); /* NULL is accepted; no callback follows */
 

@@ -16,6 +16,7 @@
 #define READ_BYTES (256 * 1024)          /* one read back from a journal */
 #define SPEC_KEPT_MAX (16 * 1024 * 1024) /* bytes of commands known per sandbox */
 #define SESSIONS_PER_PROCESS 64
+#define CUTS_MAX 8 /* rollbacks told apart; older ones are taken together */
 #define TOKEN_BYTES 32
 #define DIGEST_BYTES 32
 
@@ -44,6 +45,7 @@ struct session {
 struct stream {
     struct journal *j; /* NULL: not open, or no byte yet */
     uint64_t base;     /* start and end while there is no file */
+    uint64_t floor;    /* its end is not before this, whatever a journal says that a crash has cut */
     uint64_t acked;    /* what the guest was told is taken */
     uint64_t credit;   /* offset up to which the guest may send */
 };
@@ -70,6 +72,12 @@ struct process_wait {
     struct process_wait *prev, *next;
 };
 
+/* A rollback: from then on the bytes at `at` and behind are others than before. */
+struct cut {
+    int64_t branch; /* the process's from then on */
+    uint64_t at[STREAMS];
+};
+
 /* A signal on its way to the guest. */
 struct pending_signal {
     struct bucket *b;
@@ -82,17 +90,25 @@ struct process {
     struct sessions *s;
     struct bucket *b;
     char id[ID_SIZE];
+    char guest_id[ID_SIZE]; /* what a forked guest knows it by; "": its own id */
+    char origin[ID_SIZE];   /* the process of another sandbox that it is a copy of; "" */
     enum process_state state;
     bool start_wanted; /* was asked to start */
     bool sent;         /* the guest was asked, by this daemon or an earlier one */
     bool adopted;
     bool brief; /* exec: recorded as running only when it takes a while */
     bool stdin_closed;
-    bool durable; /* the result is */
-    bool warned;  /* about its guest's output or its journal, once */
+    bool input_ready; /* the guest has said what it has of stdin */
+    bool revived;     /* while a snapshot is being applied: it is of it */
+    bool durable;     /* the result is */
+    bool warned;      /* about its guest's output or its journal, once */
     json_t *spec;
     size_t spec_bytes;
     uint64_t journal_bytes;
+    int64_t branch; /* counts up with each rollback */
+    struct cut cuts[CUTS_MAX];
+    unsigned cut_count;
+    unsigned seals; /* counts up when a seal that is under way must not be written any more */
     uint64_t seq;
     int64_t created_ms, started_ms, finished_ms;
     uint32_t pid;
@@ -126,13 +142,15 @@ struct sessions {
     uint64_t seq;
     unsigned live;
     unsigned readers;
-    bool swept;             /* the first look is over */
+    bool swept; /* the first look is over */
+    bool ending;
     unsigned char *scratch; /* READ_BYTES */
     sessions_link link;
     void *link_arg;
 };
 
 /* --- record.c --- */
+size_t spec_size(const json_t *spec); /* as spec_read counts it, for the bound on what is kept */
 void process_put(struct process *p);
 int process_load(struct sessions *s, const char *id, const json_t *body, struct process **ret,
                  struct error *err);
@@ -147,6 +165,9 @@ void process_link(struct sessions *s, struct bucket *b, struct process *p);
 /* A new process from a request; takes the spec out of it. Makes room by forgetting exited ones. */
 int process_make(struct sessions *s, struct bucket *b, struct spec_request *q, struct process **ret,
                  struct error *err);
+void bucket_sort(struct bucket *b); /* newest first */
+/* Makes room for one more by forgetting exited ones that nobody looks at. */
+int bucket_room(struct bucket *b, size_t bytes, struct error *err);
 void process_free(struct process *p);                     /* memory only */
 void process_forget(struct process *p);                   /* records, journals, memory */
 void bucket_forget(struct sessions *s, struct bucket *b); /* all its processes, and its journal directory */
@@ -161,6 +182,9 @@ void sweep_start(struct sessions *s);
 void process_prepare(struct process *p); /* its timers */
 void process_begin(struct process *p, struct guest *g);
 void process_adopt(struct process *p, struct guest *g);
+/* Drops the guest's part of it, and what is under way for its end. */
+void process_detach(struct process *p);
+const char *process_guest_id(const struct process *p);
 /* The link is about to go: drops the process's part of it; the process goes on in the guest. */
 void process_unlink_guest(struct process *p);
 /* Answers all signals under way with why. Only when the link is about to go, so that no answer follows. */
@@ -177,7 +201,14 @@ uint64_t stream_end(const struct process *p, unsigned i);
 void stream_append(struct process *p, unsigned i, const void *data, size_t n);
 /* Tries again what the disk refused; false while it still does. */
 bool streams_settle(struct process *p);
+/* Makes both journals durable, and takes their word for it after a restart of the host. */
 void streams_seal(struct process *p);
+/* Takes stream i of p to offset `at` with what journal `from` (of `p` itself, or of another process that it
+ * is a copy of; NULL: none) keeps of before; a gap when that is nothing. */
+int stream_revive(struct process *p, unsigned i, struct process *from, int64_t branch, uint64_t at,
+                  struct error *err);
+/* From now on the bytes behind `at` are not those of before. */
+void streams_branch(struct process *p, int64_t branch, const uint64_t at[STREAMS]);
 void streams_close(struct process *p);
 void streams_ack_later(struct process *p);
 void streams_unlink(struct process *p);
@@ -186,6 +217,10 @@ void streams_unlink(struct process *p);
 void readers_output(struct process *p, unsigned i, uint64_t offset, const void *data, size_t n);
 void readers_pump_later(struct process *p);
 void readers_stdin_room(struct process *p);
+/* Their sandbox is suspended: they get what is journalled, then leave. */
+void readers_suspended(struct process *p);
+/* Its streams have gone back: they leave, to come back where it goes on. */
+void readers_rolled_back(struct process *p);
 void readers_interrupt(struct process *p, const char *reason, const char *message);
 /* Offset up to which some reader has taken a stream; false when nobody follows it. */
 bool readers_fastest(const struct process *p, unsigned i, uint64_t *ret);

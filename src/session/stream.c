@@ -8,6 +8,7 @@
 
 #include "base/cleanup.h"
 #include "base/log.h"
+#include "base/str.h"
 #include "session/session_impl.h"
 
 #define NAME_SIZE 80
@@ -31,6 +32,20 @@ static void warn_once(struct process *p, const char *what, const char *why)
     LOG(LOG_WARN, what, "sandbox=%s process=%s reason=" LOG_Q, p->b->sandbox_id, p->id, why);
 }
 
+/* Goes on at offset `at` without what there was before. */
+static int stream_drop(struct process *p, unsigned i, uint64_t at, struct error *err)
+{
+    char name[NAME_SIZE];
+    struct stream *st = &p->stream[i];
+    stream_name(p, i, name);
+    if (unlinkat(p->s->dir_fd, name, 0) < 0 && errno != ENOENT)
+        return error_errno(err, ERROR_INTERNAL, errno, "remove the journal %s", name);
+    journal_close(st->j);
+    st->j = NULL;
+    st->base = at;
+    return 0;
+}
+
 void stream_open(struct process *p, unsigned i)
 {
     struct stream *st = &p->stream[i];
@@ -40,10 +55,21 @@ void stream_open(struct process *p, unsigned i)
     struct error err = ERROR_INIT;
     stream_name(p, i, name);
     int rc = journal_load(p->s->dir_fd, name, p->s->boot, &st->j, &err);
+    if (rc == 0 && p->state != PROCESS_EXITED && journal_end(st->j) < st->floor) {
+        /* A crash of the host took its newest bytes along; the guest has been told that they are taken. */
+        (void)stream_drop(p, i, st->floor, NULL);
+        return;
+    }
     if (rc == 0)
         st->base = journal_end(st->j);
     else if (rc != ERROR_NOT_FOUND)
         warn_once(p, "journal unusable", err.message);
+}
+
+/* A directory that cannot be made is told by what is created in it. */
+static void make_directory(const struct process *p)
+{
+    (void)mkdirat(p->s->dir_fd, p->b->sandbox_id, 0700);
 }
 
 static bool stream_create(struct process *p, unsigned i)
@@ -53,9 +79,7 @@ static bool stream_create(struct process *p, unsigned i)
         return true;
     char name[NAME_SIZE];
     struct error err = ERROR_INIT;
-    if (mkdirat(p->s->dir_fd, p->b->sandbox_id, 0700) < 0 && errno != EEXIST)
-        (void)error_errno(&err, ERROR_INTERNAL, errno, "create the journal directory of %s",
-                          p->b->sandbox_id);
+    make_directory(p);
     stream_name(p, i, name);
     int rc = journal_create(p->s->dir_fd, name, p->journal_bytes, st->base, p->s->boot, &st->j, &err);
     if (rc < 0)
@@ -149,38 +173,150 @@ void streams_ack_later(struct process *p)
 
 /* --- the end --- */
 
+/* Sync, header, sync again. The header is written on the loop's thread, where it is known whether it is still
+ * true: the process may run again, after a restore or a rollback. */
 struct seal_work {
     struct loop_work work;
     struct journal_seal seal;
+    struct sessions *s;
+    char process_id[ID_SIZE];
+    unsigned stream;
+    unsigned number; /* of process.seals */
+    bool written;
 };
 
-static void seal_run(struct loop_work *w)
+static void seal_free(struct seal_work *w)
 {
-    journal_seal_work(&((struct seal_work *)w->arg)->seal);
+    journal_seal_close(&w->seal);
+    free(w);
 }
 
-static void seal_done(struct loop_work *w)
+static void seal_run(struct loop_work *lw)
 {
-    free(w->arg);
+    journal_seal_sync(&((struct seal_work *)lw->arg)->seal);
+}
+
+static void seal_done(struct loop_work *lw)
+{
+    struct seal_work *w = lw->arg;
+    struct process *p = NULL;
+    if (!w->written)
+        HASH_FIND_STR(w->s->processes, w->process_id, p);
+    w->written =
+        p && p->seals == w->number && journal_seal_write(&w->seal, p->stream[w->stream].j) && !w->s->ending;
+    if (!w->written || loop_pool_submit(w->s->pool, &w->work, NULL) < 0)
+        seal_free(w);
 }
 
 void streams_seal(struct process *p)
 {
+    p->seals++;
     for (unsigned i = 0; i < STREAMS; i++) {
         struct seal_work *w = p->stream[i].j ? calloc(1, sizeof(*w)) : NULL;
         if (!w)
             continue;
         journal_seal_prepare(p->stream[i].j, &w->seal);
+        w->s = p->s;
+        w->stream = i;
+        w->number = p->seals;
+        (void)str_copy(w->process_id, sizeof(w->process_id), p->id);
         w->work = (struct loop_work){.run = seal_run, .done = seal_done, .arg = w};
         /* A queue that is full leaves the journal unsealed: it is read all the same until the host restarts.
          */
-        if (loop_pool_submit(p->s->pool, &w->work, NULL) < 0) {
-            if (w->seal.fd >= 0)
-                (void)close(w->seal.fd);
-            free(w);
-        }
+        if (loop_pool_submit(p->s->pool, &w->work, NULL) < 0)
+            seal_free(w);
     }
 }
+
+/* --- going back --- */
+
+/* Offset up to which p's journal holds what it held on that branch. */
+static uint64_t stream_shared(const struct process *p, unsigned i, int64_t branch)
+{
+    uint64_t most = UINT64_MAX;
+    for (unsigned k = 0; k < p->cut_count; k++)
+        if (p->cuts[k].branch > branch && p->cuts[k].at[i] < most)
+            most = p->cuts[k].at[i];
+    return most;
+}
+
+void streams_branch(struct process *p, int64_t branch, const uint64_t at[STREAMS])
+{
+    /* An earlier cut behind this one says nothing more. */
+    while (p->cut_count > 0 && p->cuts[p->cut_count - 1].at[0] >= at[0] &&
+           p->cuts[p->cut_count - 1].at[1] >= at[1])
+        p->cut_count--;
+    if (p->cut_count == CUTS_MAX) {
+        struct cut *oldest = p->cuts;
+        for (unsigned i = 0; i < STREAMS; i++)
+            if (oldest[0].at[i] < oldest[1].at[i])
+                oldest[1].at[i] = oldest[0].at[i];
+        memmove(oldest, oldest + 1, (CUTS_MAX - 1) * sizeof(*oldest));
+        p->cut_count--;
+    }
+    p->cuts[p->cut_count++] = (struct cut){branch, {at[0], at[1]}};
+    p->branch = branch;
+}
+
+/* Copies beside the name first: a crash leaves the old file or the new one. */
+static int stream_copy(struct process *p, unsigned i, const struct journal *from, uint64_t at,
+                       struct error *err)
+{
+    char name[NAME_SIZE];
+    char fresh[NAME_SIZE + 8];
+    struct journal *j = NULL;
+    stream_name(p, i, name);
+    (void)snprintf(fresh, sizeof(fresh), "%s.new", name);
+    make_directory(p);
+    int rc = journal_copy(from, at, p->s->dir_fd, fresh, p->s->boot, &j, err);
+    if (rc < 0)
+        return rc;
+    if (renameat(p->s->dir_fd, fresh, p->s->dir_fd, name) < 0) {
+        int saved = errno;
+        journal_close(j);
+        (void)unlinkat(p->s->dir_fd, fresh, 0);
+        return error_errno(err, ERROR_INTERNAL, saved, "rename the journal %s", fresh);
+    }
+    journal_close(p->stream[i].j);
+    p->stream[i].j = j;
+    p->stream[i].base = at;
+    return 0;
+}
+
+static bool stream_take_back(struct process *p, unsigned i, struct process *from, uint64_t at)
+{
+    struct error err = ERROR_INIT;
+    struct journal *j = from->stream[i].j;
+    if (from != p) {
+        int rc = stream_copy(p, i, j, at, &err);
+        if (rc < 0)
+            warn_once(p, "journal not copied", err.message);
+        return rc == 0;
+    }
+    if (journal_end(j) != at && !journal_cut(j, at))
+        return false;
+    p->stream[i].base = at;
+    return journal_settle(j);
+}
+
+int stream_revive(struct process *p, unsigned i, struct process *from, int64_t branch, uint64_t at,
+                  struct error *err)
+{
+    bool kept = false;
+    p->seals++;
+    if (from) {
+        stream_open(from, i);
+        const struct journal *j = from->stream[i].j;
+        kept = j && journal_start(j) < at && journal_end(j) >= at && stream_shared(from, i, branch) >= at &&
+               stream_take_back(p, i, from, at);
+        if (from != p && from->state == PROCESS_EXITED && !from->readers)
+            streams_close(from);
+    }
+    p->stream[i].floor = at;
+    return kept ? 0 : stream_drop(p, i, at, err);
+}
+
+/* --- closing --- */
 
 void streams_close(struct process *p)
 {

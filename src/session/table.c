@@ -35,6 +35,16 @@ struct bucket *bucket_get(struct sessions *s, const char *sandbox_id)
     return b;
 }
 
+static int newest_first(const struct process *a, const struct process *b)
+{
+    return a->seq < b->seq ? 1 : a->seq > b->seq ? -1 : 0;
+}
+
+void bucket_sort(struct bucket *b)
+{
+    DL_SORT(b->head, newest_first);
+}
+
 /* --- one process --- */
 
 void process_link(struct sessions *s, struct bucket *b, struct process *p)
@@ -72,7 +82,7 @@ static bool forget_oldest(struct bucket *b)
     return true;
 }
 
-static int make_room(struct bucket *b, size_t bytes, struct error *err)
+int bucket_room(struct bucket *b, size_t bytes, struct error *err)
 {
     unsigned max = b->head ? b->head->s->config.max_processes : 1;
     while (b->count >= max || (b->count > 0 && b->spec_bytes + bytes > SPEC_KEPT_MAX)) {
@@ -95,7 +105,7 @@ int process_make(struct sessions *s, struct bucket *b, struct spec_request *q, s
 {
     if (b->live >= s->config.max_live)
         return error_set(err, ERROR_CAPACITY, "%u processes run in this sandbox already", b->live);
-    int rc = make_room(b, q->bytes, err);
+    int rc = bucket_room(b, q->bytes, err);
     if (rc < 0)
         return rc;
     struct process *p = calloc(1, sizeof(*p));
