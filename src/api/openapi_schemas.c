@@ -33,17 +33,25 @@ static const struct {
     {"Resources",
      "{'type':'object','additionalProperties':false,'properties':{'vcpus':{'type':'integer','minimum':1},"
      "'memory_mib':{'type':'integer','minimum':128},'disk_mib':{'type':'integer','minimum':1}}}"},
+    {"TemplateUsed",
+     "{'type':'object','required':['ref','digest'],'properties':{'ref':" STRING ",'digest':" STRING "}}"},
     {"Network", "{'type':'object','properties':{'mode':{'type':'string','enum':['none','egress','open']},'"
                 "allow':" STRING_LIST ",'deny':" STRING_LIST "}}"},
     {"Lifecycle",
      "{'type':'object','additionalProperties':false,'properties':{'idle_timeout_s':" INTEGER_OR_NULL
-     ",'on_idle':{'type':['string','null'],'enum':['pause','suspend','delete','none',null]},'max_lifetime_s'"
-     ":" INTEGER_OR_NULL
-     ",'on_expiry':{'type':['string','null'],'enum':['delete','suspend',null]},'auto_wake':"
-     "{'type':['boolean','null']}}}"},
+     ",'on_idle':{'oneOf':[{'type':['string','null'],'enum':['pause','suspend','delete','none',null]},"
+     "{'type':'array','minItems':1,'maxItems':3,'description':'Steps that each go further than the one "
+     "before, after_s without activity','items':" REF(
+         "IdleStep") "}]},'max_lifetime_s':" INTEGER_OR_NULL
+                     ",'on_expiry':{'type':['string','null'],'enum':['delete','suspend',null]},'auto_wake':"
+                     "{'type':['boolean','null']}}}"},
+    {"IdleStep",
+     "{'type':'object','additionalProperties':false,'required':['after_s','do'],'properties':{'after_s':"
+     "{'type':'integer','minimum':1},'do':{'type':'string','enum':['pause','suspend','delete']}}}"},
     {"SandboxCreate",
-     "{'type':'object','additionalProperties':false,'required':['template'],'properties':{'template':" STRING
-     ",'name':" STRING_OR_NULL ",'metadata':" STRING_MAP ",'env':" STRING_MAP
+     "{'type':'object','additionalProperties':false,'oneOf':[{'required':['template']},{'required':"
+     "['snapshot']}],'properties':{'template':" STRING ",'snapshot':" STRING ",'name':" STRING_OR_NULL
+     ",'metadata':" STRING_MAP ",'env':" STRING_MAP
      ",'resources':" REF("Resources") ",'network':" REF("Network") ",'lifecycle':" REF("Lifecycle") "}}"},
     {"SandboxPatch",
      "{'type':'object','additionalProperties':false,'properties':{'name':" STRING_OR_NULL
@@ -52,25 +60,54 @@ static const struct {
      "{'type':'object','required':['id','state','desired_state','generation','template','engine','"
      "acceleration',"
      "'resources','network','lifecycle','metadata','created_at'],'properties':{'id':" STRING
-     ",'name':" STRING_OR_NULL ",'state':" REF("State") ",'desired_state':" REF(
-         "State") ",'generation':" INTEGER ",'template':{'type':'object','properties':{'ref':" STRING
-                  ",'digest':" STRING "}},'engine':" STRING ",'acceleration':" STRING
-                  ",'resources':" REF("Resources") ",'network':" REF("Network") ",'lifecycle':" REF(
-                      "Lifecycle") ",'metadata':" STRING_MAP ",'created_at':" TIME
-                                   ",'started_at':" TIME_OR_NULL ",'last_active_at':" TIME_OR_NULL
-                                   ",'expires_at':" TIME_OR_NULL ",'operation_id':" STRING_OR_NULL
-                                   ",'failure':{'type':['object','null'],'properties':{'reason':" STRING
-                                   ",'message':" STRING "}}}}"},
+     ",'name':" STRING_OR_NULL
+     ",'state':" REF("State") ",'desired_state':" REF("State") ",'generation':" INTEGER ",'template':" REF(
+         "TemplateUsed") ",'engine':" STRING ",'acceleration':" STRING
+                         ",'resources':" REF("Resources") ",'network':" REF("Network") ",'lifecycle':" REF(
+                             "Lifecycle") ",'metadata':" STRING_MAP ",'created_at':" TIME
+                                          ",'started_at':" TIME_OR_NULL ",'last_active_at':" TIME_OR_NULL
+                                          ",'expires_at':" TIME_OR_NULL ",'operation_id':" STRING_OR_NULL
+                                          ",'failure':{'type':['object','null'],'properties':{'reason'"
+                                          ":" STRING ",'message':" STRING "}}}}"},
     {"SandboxList", LIST("Sandbox")},
     {"SandboxOperation", "{'type':'object','required':['sandbox','operation'],'properties':{'sandbox':" REF(
                              "Sandbox") ",'operation':" REF("Operation") "}}"},
+    {"Transition", "{'type':'object','required':['at','from','to','reason'],'properties':{'at':" TIME
+                   ",'from':" REF("State") ",'to':" REF("State") ",'reason':" STRING "}}"},
+    {"TransitionList", LIST("Transition")},
+    {"Snapshot",
+     "{'type':'object','required':['id','sandbox_id','name','kind','state','template','resources',"
+     "'generation','bytes','created_at'],'properties':{'id':" STRING ",'sandbox_id':" STRING
+     ",'name':" STRING_OR_NULL ",'kind':{'type':'string','enum':['full','disk']},'state':{'type':'string',"
+     "'enum':['creating','ready','failed']},'template':" REF("TemplateUsed") ",'resources':" REF(
+         "Resources") ",'generation':" INTEGER ",'bytes':{'type':['integer','null']},'created_at':" TIME
+                      "}}"},
+    {"SnapshotList", LIST("Snapshot")},
+    {"SnapshotCreate", "{'type':'object','additionalProperties':false,'properties':{'name':" STRING_OR_NULL
+                       ",'kind':{'type':['string','null'],'enum':['full','disk',null],'default':'full'}}}"},
+    {"SnapshotOperation",
+     "{'type':'object','required':['snapshot','sandbox','operation'],'properties':{'snapshot':" REF(
+         "Snapshot") ",'sandbox':" REF("Sandbox") ",'operation':" REF("Operation") "}}"},
+    {"Rollback", "{'type':'object','additionalProperties':false,'required':['snapshot_id'],'properties':{'"
+                 "snapshot_id':" STRING "}}"},
+    {"Fork", "{'type':'object','additionalProperties':false,'properties':{'count':{'type':['integer','null'],"
+             "'minimum':1,'maximum':100,'default':1},'name':" STRING_OR_NULL ",'metadata':" STRING_MAP
+             ",'lifecycle':" REF("Lifecycle") "}}"},
+    {"ForkResult",
+     "{'type':'object','required':['children'],'properties':{'children':{'type':'array','items':{'type':"
+     "'object','required':['sandbox_id','error'],'properties':{'sandbox_id':" STRING_OR_NULL
+     ",'error':{'oneOf':[" REF("Problem") ",{'type':'null'}]}}}}}}"},
+    {"SnapshotResult",
+     "{'type':'object','required':['snapshot_id','bytes'],'properties':{'snapshot_id':" STRING
+     ",'bytes':" INTEGER "}}"},
     {"Operation",
      "{'type':'object','required':['id','kind','status','progress','created_at'],'properties':{'id':" STRING
      ",'kind':" STRING ",'sandbox_id':" STRING_OR_NULL
      ",'status':{'type':'string','enum':['pending','running','succeeded','failed','canceled']},'progress':"
      "{'type':'object','properties':{'phase':" STRING ",'percent':{'type':['number','null']}}},'result':"
-     "{'type':['object','null']},'error':{'type':['object','null']},'created_at':" TIME
-     ",'started_at':" TIME_OR_NULL ",'finished_at':" TIME_OR_NULL "}}"},
+     "{'type':['object','null'],'description':'By kind: ForkResult of a fork, SnapshotResult of a "
+     "snapshot'},'error':{'type':['object','null']},'created_at':" TIME ",'started_at':" TIME_OR_NULL
+     ",'finished_at':" TIME_OR_NULL "}}"},
     {"OperationList", LIST("Operation")},
     {"OperationOnly",
      "{'type':'object','required':['operation'],'properties':{'operation':" REF("Operation") "}}"},
