@@ -101,7 +101,8 @@ void doctor_check_loop(struct doctor *d)
         (void)doctor_add(d, "loop devices", DOCTOR_OK, "", "/dev/loop-control is there");
     else
         (void)doctor_add(d, "loop devices", DOCTOR_DEGRADED,
-                         "where the state directory has no reflinks, disks are copied in full: modprobe loop",
+                         "where the state directory has no reflinks, disks, and the memory of snapshots, are "
+                         "copied in full: modprobe loop",
                          "/dev/loop-control is not there");
 }
 

@@ -76,8 +76,8 @@ void doctor_check_reflink(struct doctor *d)
     bool known;
     existing_parent(d, dir, sizeof(dir));
     if (try_reflink(dir, &known)) {
-        (void)doctor_add(d, "reflink", DOCTOR_OK, "", "%s shares file extents: disks are cloned at once",
-                         dir);
+        (void)doctor_add(d, "reflink", DOCTOR_OK, "",
+                         "%s shares file extents: disks and memory are cloned at once", dir);
         return;
     }
     if (doctor_find_program(d, "mkfs.btrfs", program, sizeof(program)))
@@ -85,10 +85,10 @@ void doctor_check_reflink(struct doctor *d)
                          "%s has none%s; a btrfs image on a loop device will be used", dir,
                          known ? "" : " as far as this user can see");
     else
-        (void)doctor_add(
-            d, "reflink", DOCTOR_DEGRADED,
-            "every sandbox copies its disk: slower create, more space. apt-get install btrfs-progs",
-            "%s has none, and mkfs.btrfs is not installed", dir);
+        (void)doctor_add(d, "reflink", DOCTOR_DEGRADED,
+                         "every sandbox copies its disk, every snapshot, suspend and fork a whole memory "
+                         "too: slower, more space. apt-get install btrfs-progs",
+                         "%s has none, and mkfs.btrfs is not installed", dir);
 }
 
 void doctor_check_kernel(struct doctor *d)

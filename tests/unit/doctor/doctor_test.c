@@ -179,6 +179,18 @@ static void an_unprobed_kvm_is_not_claimed(void **state)
     assert_string_equal(report.acceleration, "tcg");
 }
 
+static void without_shared_extents_everything_is_copied(void **state)
+{
+    (void)state;
+    config.state_dir = "/dev/shm"; /* a tmpfs, which shares none */
+    assert_int_equal(status("reflink"), DOCTOR_OK);
+    assert_non_null(strstr(check("reflink")->detail, "btrfs image"));
+    drop("/bin/mkfs.btrfs");
+    assert_int_equal(status("reflink"), DOCTOR_DEGRADED);
+    assert_non_null(strstr(check("reflink")->advice, "snapshot"));
+    assert_non_null(strstr(check("reflink")->advice, "btrfs-progs"));
+}
+
 static void what_must_be_there(void **state)
 {
     (void)state;
@@ -299,6 +311,7 @@ int main(void)
         MACHINE(a_full_machine_is_fine),
         MACHINE(without_kvm_there_is_emulation),
         MACHINE(an_unprobed_kvm_is_not_claimed),
+        MACHINE(without_shared_extents_everything_is_copied),
         MACHINE(what_must_be_there),
         MACHINE(qemu_by_version),
         MACHINE(what_is_only_lost),
