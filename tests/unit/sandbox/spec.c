@@ -15,8 +15,10 @@ static const struct bad bad_creates[] = {
     {"{'template':''}", ERROR_INVALID, "template", ""},
     {"{'template':'seed','colour':1}", ERROR_UNKNOWN_FIELD, "colour", ""},
     {"{'template':'none'}", ERROR_NOT_FOUND, "template", "none"},
-    {"{'snapshot':'sn_1'}", ERROR_UNSUPPORTED, "snapshot", "snapshots"},
-    {"{'template':'seed','snapshot':'sn_1'}", ERROR_UNSUPPORTED, "snapshot", ""},
+    {"{'snapshot':'sn_1'}", ERROR_NOT_FOUND, "snapshot", "sn_1"},
+    {"{'snapshot':''}", ERROR_INVALID, "snapshot", ""},
+    {"{'template':'seed','snapshot':'sn_1'}", ERROR_INVALID, "snapshot", "not from both"},
+    {"{'snapshot':'sn_1','resources':{'vcpus':1}}", ERROR_INVALID, "resources", "of the snapshot"},
     {"{'template':'seed','name':''}", ERROR_INVALID, "name", ""},
     {"{'template':'seed','name':'a b'}", ERROR_INVALID, "name", "letters"},
     {"{'template':'seed','name':'a/b'}", ERROR_INVALID, "name", ""},
@@ -47,11 +49,34 @@ static const struct bad bad_creates[] = {
      "-1"},
     {"{'template':'seed','lifecycle':{'idle_timeout_s':99999999999}}", ERROR_INVALID,
      "lifecycle.idle_timeout_s", ""},
-    {"{'template':'seed','lifecycle':{'on_idle':'suspend'}}", ERROR_UNSUPPORTED, "lifecycle.on_idle",
-     "pause"},
     {"{'template':'seed','lifecycle':{'on_idle':'sleep'}}", ERROR_INVALID, "lifecycle.on_idle", "pause"},
-    {"{'template':'seed','lifecycle':{'on_expiry':'suspend'}}", ERROR_UNSUPPORTED, "lifecycle.on_expiry",
-     "delete"},
+    {"{'template':'seed','lifecycle':{'on_idle':7}}", ERROR_INVALID, "lifecycle.on_idle", "string"},
+    {"{'template':'seed','lifecycle':{'on_idle':{}}}", ERROR_INVALID, "lifecycle.on_idle", "string"},
+    {"{'template':'seed','lifecycle':{'on_idle':[]}}", ERROR_INVALID, "lifecycle.on_idle", "none"},
+    {"{'template':'seed','lifecycle':{'on_idle':['pause']}}", ERROR_INVALID, "lifecycle.on_idle", "object"},
+    {"{'template':'seed','lifecycle':{'on_idle':[{'after_s':1}]}}", ERROR_INVALID, "lifecycle.on_idle.do",
+     "required"},
+    {"{'template':'seed','lifecycle':{'on_idle':[{'do':'pause'}]}}", ERROR_INVALID,
+     "lifecycle.on_idle.after_s", "required"},
+    {"{'template':'seed','lifecycle':{'on_idle':[{'after_s':0,'do':'pause'}]}}", ERROR_INVALID,
+     "lifecycle.on_idle.after_s", "0"},
+    {"{'template':'seed','lifecycle':{'on_idle':[{'after_s':9,'do':'none'}]}}", ERROR_INVALID,
+     "lifecycle.on_idle.do", "suspend"},
+    {"{'template':'seed','lifecycle':{'on_idle':[{'after_s':9,'do':'stop'}]}}", ERROR_INVALID,
+     "lifecycle.on_idle.do", "delete"},
+    {"{'template':'seed','lifecycle':{'on_idle':[{'after_s':9,'do':'pause','x':1}]}}", ERROR_UNKNOWN_FIELD,
+     "lifecycle.on_idle.x", ""},
+    {"{'template':'seed','lifecycle':{'on_idle':[{'after_s':9,'do':'pause'},{'after_s':9,'do':'delete'}]}}",
+     ERROR_INVALID, "lifecycle.on_idle", "step 2"},
+    {"{'template':'seed','lifecycle':{'on_idle':[{'after_s':9,'do':'delete'},{'after_s':10,'do':'pause'}]}}",
+     ERROR_INVALID, "lifecycle.on_idle", "step 2"},
+    {"{'template':'seed','lifecycle':{'on_idle':[{'after_s':9,'do':'pause'},{'after_s':10,'do':'pause'}]}}",
+     ERROR_INVALID, "lifecycle.on_idle", "step 2"},
+    {"{'template':'seed','lifecycle':{'on_idle':[{'after_s':1,'do':'pause'},{'after_s':2,'do':'suspend'},"
+     "{'after_s':3,'do':'delete'},{'after_s':4,'do':'delete'}]}}",
+     ERROR_INVALID, "lifecycle.on_idle", "3"},
+    {"{'template':'seed','lifecycle':{'idle_timeout_s':8,'on_idle':[{'after_s':9,'do':'pause'}]}}",
+     ERROR_INVALID, "lifecycle.idle_timeout_s", "9 s"},
     {"{'template':'seed','lifecycle':{'on_expiry':'pause'}}", ERROR_INVALID, "lifecycle.on_expiry", ""},
     {"{'template':'seed','lifecycle':{'auto_wake':1}}", ERROR_INVALID, "lifecycle.auto_wake", "true"},
     {"{'template':'seed','lifecycle':{'ttl':1}}", ERROR_UNKNOWN_FIELD, "lifecycle.ttl", ""},
@@ -123,7 +148,7 @@ static void test_defaults(void **state)
     struct world *w = *state;
     const char *id = world_running(w);
     assert_string_equal(world_field(w, id, "lifecycle"),
-                        "{\"idle_timeout_s\":null,\"on_idle\":\"none\",\"max_lifetime_s\":null,"
+                        "{\"idle_timeout_s\":0,\"on_idle\":\"none\",\"max_lifetime_s\":0,"
                         "\"on_expiry\":\"delete\",\"auto_wake\":false}");
     assert_string_equal(world_field(w, id, "name"), "null");
     assert_string_equal(world_field(w, id, "metadata"), "{}");
@@ -165,7 +190,7 @@ static void test_a_timeout_alone_pauses(void **state)
                    sandbox_id(world_new(w, "{'template':'seed','name':null,'lifecycle':"
                                            "{'idle_timeout_s':0,'on_idle':null}}")));
     assert_string_equal(world_field(w, id, "lifecycle.on_idle"), "none");
-    assert_string_equal(world_field(w, id, "lifecycle.idle_timeout_s"), "null");
+    assert_string_equal(world_field(w, id, "lifecycle.idle_timeout_s"), "0");
 }
 
 static int patch(struct world *w, const char *id, const char *text, struct error *err)
@@ -216,7 +241,7 @@ static void test_patch_is_all_or_nothing(void **state)
     struct world *w = *state;
     struct error err = ERROR_INIT;
     const char *id = world_running(w);
-    assert_int_equal(patch(w, id, "{'name':'y','lifecycle':{'on_idle':'suspend'}}", &err), ERROR_UNSUPPORTED);
+    assert_int_equal(patch(w, id, "{'name':'y','lifecycle':{'on_idle':'sleep'}}", &err), ERROR_INVALID);
     assert_string_equal(err.field, "lifecycle.on_idle");
     assert_int_equal(patch(w, id, "{'name':'y','env':{}}", &err), ERROR_UNKNOWN_FIELD);
     assert_string_equal(err.field, "env");
@@ -227,6 +252,98 @@ static void test_patch_is_all_or_nothing(void **state)
     assert_int_equal(patch(w, id, "{'name':'y'}", &err), ERROR_CONFLICT);
     world_until(w, world_state(w, id) == SANDBOX_DELETED);
     assert_int_equal(patch(w, id, "{'name':'y'}", &err), ERROR_GONE);
+}
+
+#define LADDER "[{'after_s':60,'do':'pause'},{'after_s':600,'do':'suspend'},{'after_s':6000,'do':'delete'}]"
+#define LADDER_SHOWN                                                                                    \
+    "[{\"after_s\":60,\"do\":\"pause\"},{\"after_s\":600,\"do\":\"suspend\"},{\"after_s\":6000,\"do\":" \
+    "\"delete\"}]"
+
+/* Answers show what was given, and what is shown can be given again. */
+static void test_ladder(void **state)
+{
+    struct world *w = *state;
+    struct error err = ERROR_INIT;
+    char id[ID_SIZE];
+    (void)str_copy(id, sizeof(id),
+                   sandbox_id(world_new(w, "{'template':'seed','lifecycle':{'on_idle':" LADDER "}}")));
+    world_until(w, world_state(w, id) == SANDBOX_RUNNING);
+    assert_string_equal(world_field(w, id, "lifecycle.on_idle"), LADDER_SHOWN);
+    assert_string_equal(world_field(w, id, "lifecycle.idle_timeout_s"), "60");
+    assert_ok(patch(w, id, "{'lifecycle':{'idle_timeout_s':60,'on_idle':" LADDER "}}", &err), &err);
+    assert_ok(patch(w, id, "{'lifecycle':{'auto_wake':true}}", &err), &err);
+    assert_string_equal(world_field(w, id, "lifecycle.on_idle"), LADDER_SHOWN);
+    world_restart(w);
+    world_until(w, w->started);
+    assert_string_equal(world_field(w, id, "lifecycle.on_idle"), LADDER_SHOWN);
+    assert_string_equal(world_field(w, id, "lifecycle.idle_timeout_s"), "60");
+    assert_string_equal(world_field(w, id, "lifecycle.auto_wake"), "true");
+}
+
+static void test_ladder_and_timeout(void **state)
+{
+    struct world *w = *state;
+    struct error err = ERROR_INIT;
+    char id[ID_SIZE];
+    (void)str_copy(id, sizeof(id),
+                   sandbox_id(world_new(w, "{'template':'seed','lifecycle':{'on_idle':" LADDER "}}")));
+    /* A timeout alone says nothing of the other steps. */
+    assert_int_equal(patch(w, id, "{'lifecycle':{'idle_timeout_s':90}}", &err), ERROR_INVALID);
+    assert_string_equal(err.field, "lifecycle.idle_timeout_s");
+    assert_string_equal(world_field(w, id, "lifecycle.on_idle"), LADDER_SHOWN);
+    assert_ok(patch(w, id, "{'lifecycle':{'on_idle':'suspend'}}", &err), &err);
+    assert_string_equal(world_field(w, id, "lifecycle.on_idle"), "suspend");
+    assert_string_equal(world_field(w, id, "lifecycle.idle_timeout_s"), "60");
+    assert_ok(patch(w, id, "{'lifecycle':{'on_idle':" LADDER "}}", &err), &err);
+    assert_ok(patch(w, id, "{'lifecycle':{'idle_timeout_s':0}}", &err), &err); /* none */
+    assert_string_equal(world_field(w, id, "lifecycle.on_idle"), "none");
+    assert_ok(patch(w, id, "{'lifecycle':{'on_idle':" LADDER "}}", &err), &err);
+    assert_ok(patch(w, id, "{'lifecycle':{'idle_timeout_s':null}}", &err), &err);
+    assert_string_equal(world_field(w, id, "lifecycle.on_idle"), "none");
+    assert_string_equal(world_field(w, id, "lifecycle.idle_timeout_s"), "0");
+}
+
+static void test_defaults_of_the_server(void **state)
+{
+    struct world *w = *state;
+    struct error err = ERROR_INIT;
+    char id[ID_SIZE];
+    world_stop(w);
+    w->config.default_idle_timeout_s = 300;
+    w->config.default_on_idle = "suspend";
+    w->config.default_max_lifetime_s = 3600;
+    w->config.default_auto_wake = true;
+    world_start(w);
+    world_until(w, w->started);
+    (void)str_copy(id, sizeof(id), sandbox_id(world_new(w, NULL)));
+    assert_string_equal(world_field(w, id, "lifecycle"),
+                        "{\"idle_timeout_s\":300,\"on_idle\":\"suspend\",\"max_lifetime_s\":3600,"
+                        "\"on_expiry\":\"delete\",\"auto_wake\":true}");
+    assert_string_equal(world_field(w, id, "expires_at"), "2023-11-14T23:13:20.000Z");
+    /* 0 is none, said by the client; null takes the server's back. */
+    assert_ok(
+        patch(w, id,
+              "{'lifecycle':{'idle_timeout_s':0,'max_lifetime_s':0,'auto_wake':false,'on_idle':'none'}}",
+              &err),
+        &err);
+    assert_string_equal(world_field(w, id, "lifecycle"),
+                        "{\"idle_timeout_s\":0,\"on_idle\":\"none\",\"max_lifetime_s\":0,"
+                        "\"on_expiry\":\"delete\",\"auto_wake\":false}");
+    assert_string_equal(world_field(w, id, "expires_at"), "null");
+    assert_ok(patch(w, id,
+                    "{'lifecycle':{'idle_timeout_s':null,'max_lifetime_s':null,'auto_wake':null,"
+                    "'on_idle':null,'on_expiry':null}}",
+                    &err),
+              &err);
+    assert_string_equal(world_field(w, id, "lifecycle.on_idle"), "suspend");
+    assert_string_equal(world_field(w, id, "lifecycle.idle_timeout_s"), "300");
+    assert_string_equal(world_field(w, id, "lifecycle.auto_wake"), "true");
+    (void)str_copy(id, sizeof(id),
+                   sandbox_id(world_new(w, "{'template':'seed','lifecycle':{'idle_timeout_s':10,"
+                                           "'on_expiry':'suspend'}}")));
+    assert_string_equal(world_field(w, id, "lifecycle"),
+                        "{\"idle_timeout_s\":10,\"on_idle\":\"suspend\",\"max_lifetime_s\":3600,"
+                        "\"on_expiry\":\"suspend\",\"auto_wake\":true}");
 }
 
 static void test_capacity(void **state)
@@ -279,6 +396,9 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_a_timeout_alone_pauses, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_patch, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_patch_is_all_or_nothing, world_setup, world_teardown),
+        cmocka_unit_test_setup_teardown(test_ladder, world_setup, world_teardown),
+        cmocka_unit_test_setup_teardown(test_ladder_and_timeout, world_setup, world_teardown),
+        cmocka_unit_test_setup_teardown(test_defaults_of_the_server, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_capacity, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_memory, world_setup, world_teardown),
     };
