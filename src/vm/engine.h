@@ -8,7 +8,7 @@
 enum vm_state {
     VM_NEW,      /* nothing started */
     VM_STARTING, /* launch or adopt in flight */
-    VM_WAITING,  /* RESTORE: up, no device state yet */
+    VM_WAITING,  /* RESTORE, SNAPSHOT: up, no device state yet */
     VM_PAUSED,   /* vCPUs stopped */
     VM_RUNNING,
     VM_SAVED,  /* device state is written, the VMM is on its way out */
@@ -24,6 +24,7 @@ enum vm_op {
     VM_OP_RESUME,
     VM_OP_PAUSE,
     VM_OP_SAVE,
+    VM_OP_SAVE_DEVICES,
     VM_OPS
 };
 
@@ -58,7 +59,8 @@ struct vm_engine {
     bool kvm;
     char version[32];
     char reason[256];
-    char layout[17];
+    char layout[17];         /* vm_engine_layout */
+    struct vm_compat compat; /* only layout and cpu: the rest is told above */
     unsigned vms;
     void *priv;
     void (*finish)(struct vm_engine *e); /* frees priv; may be NULL */
@@ -79,6 +81,17 @@ void vm_exited(struct vm *vm, const char *why);
 /* For engines: an empty engine with its common fields set; ERROR_NO_MEMORY. */
 int vm_engine_new(struct loop *l, struct broker *b, const struct vm_engine_ops *ops, struct vm_engine **ret,
                   struct error *err);
+
+/* cpu.c. A step of FNV-1a over n bytes. */
+uint64_t vm_mix(uint64_t hash, const void *data, size_t n);
+
+/* Digest of the features of this host's processor that a guest can see when it runs on it directly. */
+uint64_t vm_cpu_features(void);
+
+/* The word for struct vm_compat. An emulated processor is the same on every host, but for its time-stamp
+ * counter, which is the host's: the guest's kernel took its rate for granted when it booted. */
+#define VM_CPU_TSC "tsc"
+void vm_cpu_word(bool kvm, char to[17]);
 
 /* qemu.c */
 int vm_qemu_create(struct loop *l, struct broker *b, bool kvm_works, const char *kvm_why,

@@ -174,7 +174,7 @@ static void fake_pause(struct vm *vm, vm_done done, void *arg)
     step(vm, FAKE_PAUSE, done, arg);
 }
 
-static void fake_save(struct vm *vm, int state_fd, vm_done done, void *arg)
+static void save_to(struct vm *vm, enum fake_step which, int state_fd, vm_done done, void *arg)
 {
     static const char state[] = "fake device state\n";
     if (write(state_fd, state, sizeof(state) - 1) < 0) {
@@ -183,7 +183,17 @@ static void fake_save(struct vm *vm, int state_fd, vm_done done, void *arg)
         done(arg, &err);
         return;
     }
-    step(vm, FAKE_SAVE, done, arg);
+    step(vm, which, done, arg);
+}
+
+static void fake_save(struct vm *vm, int state_fd, vm_done done, void *arg)
+{
+    save_to(vm, FAKE_SAVE, state_fd, done, arg);
+}
+
+static void fake_save_devices(struct vm *vm, int state_fd, vm_done done, void *arg)
+{
+    save_to(vm, FAKE_SAVE_DEVICES, state_fd, done, arg);
 }
 
 static void fake_console(struct vm *vm, vm_console_done done, void *arg)
@@ -256,6 +266,7 @@ int fake_engine_create(struct loop *l, const char *dir, struct vm_engine **ret, 
         .resume = fake_resume,
         .pause = fake_pause,
         .save = fake_save,
+        .save_devices = fake_save_devices,
         .console = fake_console,
         .kill = fake_kill,
         .destroy = fake_destroy,
@@ -273,6 +284,7 @@ int fake_engine_create(struct loop *l, const char *dir, struct vm_engine **ret, 
     (void)str_copy(e->version, sizeof(e->version), "1");
     (void)str_copy(e->reason, sizeof(e->reason), "for tests");
     (void)str_copy(e->layout, sizeof(e->layout), "0");
+    e->compat = (struct vm_compat){.layout = "0", .cpu = "emulated"};
     e->priv = fe;
     e->finish = fake_finish;
     *ret = e;

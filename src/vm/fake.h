@@ -4,7 +4,16 @@
 
 #include "vm/vm.h"
 
-enum fake_step { FAKE_LAUNCH, FAKE_ADOPT, FAKE_LOAD, FAKE_RESUME, FAKE_PAUSE, FAKE_SAVE, FAKE_STEPS };
+enum fake_step {
+    FAKE_LAUNCH,
+    FAKE_ADOPT,
+    FAKE_LOAD,
+    FAKE_RESUME,
+    FAKE_PAUSE,
+    FAKE_SAVE,
+    FAKE_SAVE_DEVICES,
+    FAKE_STEPS
+};
 
 enum fake_outcome {
     FAKE_SUCCEED,

@@ -21,7 +21,7 @@ enum step_kind { STEP_END, STEP_CALL, STEP_CALL_FD, STEP_MIGRATED, STEP_ENDED };
 struct qemu_step {
     enum step_kind kind;
     const char *command;
-    json_t *(*args)(void);
+    json_t *(*args)(const struct qemu *q);
 };
 
 /* A broker request whose answer may come after the VM is destroyed. */
@@ -167,21 +167,37 @@ static const struct qmp_events channel_events = {.event = on_event, .closed = on
 
 /* --- steps --- */
 
-static json_t *args_capabilities(void)
+static json_t *args_capabilities(const struct qemu *q)
 {
+    (void)q;
     /* x-ignore-shared: memory stays where it is, in the mapped file. */
     return json_pack("{s:[{s:s, s:b}, {s:s, s:b}]}", "capabilities", "capability", "x-ignore-shared", "state",
                      1, "capability", "events", "state", 1);
 }
 
-static json_t *args_getfd(void)
+static json_t *args_getfd(const struct qemu *q)
 {
+    (void)q;
     return json_pack("{s:s}", "fdname", "state");
 }
 
-static json_t *args_uri(void)
+static json_t *args_uri(const struct qemu *q)
 {
+    (void)q;
     return json_pack("{s:s}", "uri", "fd:state");
+}
+
+static json_t *args_fdset(const struct qemu *q)
+{
+    return json_pack("{s:i}", "fdset-id", q->fdset);
+}
+
+static json_t *args_devices(const struct qemu *q)
+{
+    char path[32];
+    (void)snprintf(path, sizeof(path), "/dev/fdset/%d", q->fdset);
+    /* live: a VM that is stopped would give up its disk, for another VMM to take it over. */
+    return json_pack("{s:s, s:b}", "filename", path, "live", 0);
 }
 
 static const struct qemu_step load_steps[] = {
@@ -201,24 +217,56 @@ static const struct qemu_step save_steps[] = {
     {STEP_ENDED, NULL, NULL},
     {STEP_END, NULL, NULL},
 };
+/* The set's number is QEMU's choice: one that an attempt without an end left behind, perhaps of an earlier
+ * daemon, is never written to again. */
+static const struct qemu_step save_devices_steps[] = {
+    {STEP_CALL_FD, "add-fd", NULL},
+    {STEP_CALL, "xen-save-devices-state", args_devices},
+    {STEP_CALL, "remove-fd", args_fdset},
+    {STEP_END, NULL, NULL},
+};
 static const struct qemu_step resume_steps[] = {{STEP_CALL, "cont", NULL}, {STEP_END, NULL, NULL}};
 static const struct qemu_step pause_steps[] = {{STEP_CALL, "stop", NULL}, {STEP_END, NULL, NULL}};
+
+/* QEMU's descriptor of the state file is closed whatever came of it. */
+static void drop_fdset(struct qemu *q)
+{
+    if (q->fdset >= 0)
+        qmp_call(q->qmp, "remove-fd", args_fdset(q), -1, COMMAND_TIMEOUT_MS, NULL, NULL);
+    q->fdset = -1;
+}
+
+static bool take_fdset(struct qemu *q, const json_t *ret, struct error *err)
+{
+    const json_t *id = json_object_get(ret, "fdset-id");
+    if (!json_is_integer(id) || json_integer_value(id) < 0 || json_integer_value(id) > INT32_MAX) {
+        (void)error_set(err, ERROR_PROTOCOL, "QEMU did not say where it put the state file");
+        return false;
+    }
+    q->fdset = (int)json_integer_value(id);
+    return true;
+}
 
 static void on_step_reply(void *arg, const struct error *err, const json_t *ret)
 {
     struct vm *vm = arg;
     struct qemu *q = vm->priv;
-    (void)ret;
+    struct error failure = ERROR_INIT;
     if (!q->step)
         return;
+    if (!err && vm->op == VM_OP_SAVE_DEVICES && q->step->kind == STEP_CALL_FD &&
+        !take_fdset(q, ret, &failure))
+        err = &failure;
     /* The VMM may close the channel before "quit" is answered; only its end counts. */
     bool quitting = vm->state == VM_SAVED;
     if (err && err->code == ERROR_GONE && !quitting)
         return; /* the end of the process answers the operation */
-    if (err && !quitting)
+    if (err && !quitting) {
+        drop_fdset(q);
         finish_op(vm, err);
-    else
+    } else {
         next_step(vm);
+    }
 }
 
 static void on_step_timeout(struct loop_timer *t)
@@ -248,7 +296,7 @@ static void run_step(struct vm *vm)
     case STEP_CALL_FD:
         if (vm->op == VM_OP_SAVE && strcmp(s->command, "quit") == 0)
             (void)vm_set_state(vm, VM_SAVED);
-        qmp_call(q->qmp, s->command, s->args ? s->args() : NULL, s->kind == STEP_CALL_FD ? q->state_fd : -1,
+        qmp_call(q->qmp, s->command, s->args ? s->args(q) : NULL, s->kind == STEP_CALL_FD ? q->state_fd : -1,
                  COMMAND_TIMEOUT_MS, on_step_reply, vm);
         return;
     case STEP_MIGRATED:
@@ -290,6 +338,7 @@ static void run(struct vm *vm, const struct qemu_step *steps, vm_done done, void
 static void run_state(struct vm *vm, const struct qemu_step *steps, int state_fd, vm_done done, void *arg)
 {
     struct qemu *q = vm->priv;
+    q->fdset = -1;
     q->state_fd = fcntl(state_fd, F_DUPFD_CLOEXEC, 3); /* its turn comes after this call */
     if (q->state_fd >= 0) {
         run(vm, steps, done, arg);
@@ -308,6 +357,19 @@ static void op_load(struct vm *vm, int state_fd, vm_done done, void *arg)
 static void op_save(struct vm *vm, int state_fd, vm_done done, void *arg)
 {
     run_state(vm, save_steps, state_fd, done, arg);
+}
+
+static void op_save_devices(struct vm *vm, int state_fd, vm_done done, void *arg)
+{
+    /* QEMU takes from the set only a descriptor opened just as it would open the file itself. */
+    int flags = fcntl(state_fd, F_GETFL);
+    if (flags >= 0 && (flags & O_ACCMODE) != O_WRONLY) {
+        struct error err = ERROR_INIT;
+        (void)error_set(&err, ERROR_INVALID, "the state file has to be open for writing only");
+        done(arg, &err);
+        return;
+    }
+    run_state(vm, save_devices_steps, state_fd, done, arg);
 }
 
 static void op_resume(struct vm *vm, vm_done done, void *arg)
@@ -415,6 +477,7 @@ static bool prepare_start(struct vm *vm, vm_done done, void *arg)
     q->start = s;
     q->pidfd = -1;
     q->state_fd = -1;
+    q->fdset = -1;
     q->done = done;
     q->done_arg = arg;
     loop_timer_init(vm->engine->loop, &q->timer, on_step_timeout, vm);
@@ -429,6 +492,8 @@ static enum broker_boot broker_boot_of(enum vm_boot boot)
         return BROKER_BOOT_GOLDEN;
     case VM_BOOT_RESTORE:
         return BROKER_BOOT_RESTORE;
+    case VM_BOOT_SNAPSHOT:
+        return BROKER_BOOT_SNAPSHOT;
     default:
         return BROKER_BOOT_COLD;
     }
@@ -439,9 +504,11 @@ static void op_launch(struct vm *vm, vm_done done, void *arg)
     if (!prepare_start(vm, done, arg))
         return;
     const struct vm_spec *spec = &vm->spec;
+    bool golden = spec->boot == VM_BOOT_GOLDEN || spec->boot == VM_BOOT_RESTORE;
     struct broker_vmm vmm = {.sandbox_id = spec->sandbox_id,
                              .boot = broker_boot_of(spec->boot),
-                             .golden_key = spec->boot == VM_BOOT_COLD ? NULL : spec->golden_key,
+                             .golden_key = golden ? spec->golden_key : NULL,
+                             .snapshot_id = spec->boot == VM_BOOT_SNAPSHOT ? spec->snapshot_id : NULL,
                              .platform = spec->platform,
                              .kvm = vm->engine->kvm,
                              .vcpus = spec->shape.vcpus,
@@ -482,6 +549,7 @@ const struct vm_engine_ops vm_qemu_ops = {
     .resume = op_resume,
     .pause = op_pause,
     .save = op_save,
+    .save_devices = op_save_devices,
     .console = qemu_console,
     .kill = op_kill,
     .destroy = op_destroy,

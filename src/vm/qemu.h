@@ -23,6 +23,7 @@ struct qemu {
     void *done_arg;
     const struct qemu_step *step;
     int state_fd; /* owned during a load or save; -1 else */
+    int fdset;    /* where QEMU keeps it while it writes device state; -1 else */
     bool migrated;
 
     struct qemu_console *consoles; /* requests in flight */

@@ -16,6 +16,7 @@
 
 #define BINARY "qemu-system-x86_64"
 #define VERSION_TIMEOUT_MS 5000
+#define TSC_STEP_KHZ 1024
 
 /* Reads a child's first output, at most until the deadline. */
 static size_t read_output(int fd, char *to, size_t size)
@@ -67,34 +68,13 @@ static int read_version(char *to, size_t size, struct error *err)
     return 0;
 }
 
-static uint64_t mix(uint64_t hash, const char *text)
-{
-    do
-        hash = (hash ^ (unsigned char)*text) * 0x100000001b3ULL;
-    while (*text++);
-    return hash;
-}
-
-/* With KVM a guest sees the host's CPU: its model and flags, from the first processor's entry. */
-static uint64_t mix_cpu(uint64_t hash)
-{
-    AUTO_FCLOSE FILE *f = fopen("/proc/cpuinfo", "re");
-    AUTO_FREE char *line = NULL;
-    size_t cap = 0;
-    while (f && getline(&line, &cap, f) > 1)
-        if (str_starts(line, "model name") || str_starts(line, "flags"))
-            hash = mix(hash, line);
-    return hash;
-}
-
-/* A digest (FNV-1a) of the command line for one fixed spec, and of the CPU where the guest sees it: another
- * release of this program that composes VMs differently, or another machine, must not load device state saved
- * by this one. */
-static void make_layout(struct vm_engine *e)
+/* A digest of the command line for one fixed spec: another release of this program that composes VMs
+ * differently must not load device state saved by this one. */
+static uint64_t hash_argv(bool kvm)
 {
     struct qemu_argv_spec spec = {.binary = BINARY,
                                   .sandbox_id = "sb",
-                                  .kvm = e->kvm,
+                                  .kvm = kvm,
                                   .vcpus = 1,
                                   .memory_mib = 64,
                                   .mem_path = "m",
@@ -108,9 +88,20 @@ static void make_layout(struct vm_engine *e)
     uint64_t hash = 0xcbf29ce484222325ULL;
     if (qemu_argv_build(&spec, &argv, NULL) == 0)
         for (char *const *a = argv.argv; *a; a++)
-            hash = mix(hash, *a);
-    if (e->kvm)
-        hash = mix_cpu(hash);
+            hash = vm_mix(hash, *a, strlen(*a) + 1);
+    return hash;
+}
+
+static void make_words(struct vm_engine *e)
+{
+    uint64_t hash = hash_argv(e->kvm);
+    (void)snprintf(e->compat.layout, sizeof(e->compat.layout), "%08x", (unsigned)(hash ^ (hash >> 32)));
+    vm_cpu_word(e->kvm, e->compat.cpu);
+    /* What is kept per machine also differs with the processor. Two readings of the TSC's rate do not count
+     * as two machines, and when they fall on two sides of a step it costs one more boot. */
+    uint32_t step = qemu_argv_tsc_khz() / TSC_STEP_KHZ;
+    uint64_t features = vm_cpu_features();
+    hash = e->kvm ? vm_mix(hash, &features, sizeof(features)) : vm_mix(hash, &step, sizeof(step));
     (void)snprintf(e->layout, sizeof(e->layout), "%08x", (unsigned)(hash ^ (hash >> 32)));
 }
 
@@ -130,7 +121,7 @@ int vm_qemu_create(struct loop *l, struct broker *b, bool kvm_works, const char 
     (void)str_copy(e->version, sizeof(e->version), version);
     (void)snprintf(e->reason, sizeof(e->reason),
                    kvm_works ? "qemu with KVM: %s" : "qemu with software emulation (TCG): %s", kvm_why);
-    make_layout(e);
+    make_words(e);
     *ret = e;
     return 0;
 }

@@ -34,6 +34,7 @@ static const struct {
     [VM_OP_RESUME] = {"resume", BIT(VM_PAUSED) | BIT(VM_RUNNING)},
     [VM_OP_PAUSE] = {"pause", BIT(VM_PAUSED) | BIT(VM_RUNNING)},
     [VM_OP_SAVE] = {"save", BIT(VM_PAUSED) | BIT(VM_RUNNING)},
+    [VM_OP_SAVE_DEVICES] = {"save the devices of", BIT(VM_PAUSED)},
 };
 
 struct vm_refusal {
@@ -93,6 +94,8 @@ static void refuse(struct vm *vm, enum vm_op op, vm_done done, void *arg)
     else if (vm->op != VM_OP_NONE)
         (void)error_set(&r->err, ERROR_CONFLICT, "cannot %s the VM: %s is in progress", ops[op].name,
                         ops[vm->op].name);
+    else if (op == VM_OP_SAVE_DEVICES && vm->spec.boot == VM_BOOT_GOLDEN)
+        (void)error_set(&r->err, ERROR_CONFLICT, "a golden is saved as a whole");
     else
         (void)error_set(&r->err, ERROR_CONFLICT, "cannot %s a VM that is %s", ops[op].name,
                         vm_state_name(vm->state));
@@ -115,14 +118,15 @@ static enum vm_state state_after(const struct vm *vm, enum vm_op op)
 {
     switch (op) {
     case VM_OP_LAUNCH:
-        return vm->spec.boot == VM_BOOT_RESTORE ? VM_WAITING : VM_RUNNING;
+        return vm->spec.boot == VM_BOOT_RESTORE || vm->spec.boot == VM_BOOT_SNAPSHOT ? VM_WAITING
+                                                                                     : VM_RUNNING;
     case VM_OP_RESUME:
         return VM_RUNNING;
     case VM_OP_LOAD:
     case VM_OP_PAUSE:
         return VM_PAUSED;
     default:
-        return vm->state; /* ADOPT and SAVE: the engine has set it */
+        return vm->state; /* ADOPT and SAVE: the engine has set it; SAVE_DEVICES changes nothing */
     }
 }
 
@@ -150,7 +154,9 @@ static void op_done(void *arg, const struct error *err)
 /* Takes the slot for an operation; false: refused, the caller will be told. */
 static bool begin(struct vm *vm, enum vm_op op, vm_done done, void *arg)
 {
-    if (vm->op != VM_OP_NONE || !(ops[op].from & BIT(vm->state))) {
+    /* A golden's memory is the file itself: device state beside it would go stale at once. */
+    bool allowed = op != VM_OP_SAVE_DEVICES || vm->spec.boot != VM_BOOT_GOLDEN;
+    if (vm->op != VM_OP_NONE || !allowed || !(ops[op].from & BIT(vm->state))) {
         refuse(vm, op, done, arg);
         return false;
     }
@@ -211,6 +217,14 @@ void vm_save(struct vm *vm, int state_fd, vm_done done, void *arg)
     vm->calling = false;
 }
 
+void vm_save_devices(struct vm *vm, int state_fd, vm_done done, void *arg)
+{
+    if (!begin(vm, VM_OP_SAVE_DEVICES, done, arg))
+        return;
+    vm->engine->ops->save_devices(vm, state_fd, op_done, vm);
+    vm->calling = false;
+}
+
 void vm_console(struct vm *vm, vm_console_done done, void *arg)
 {
     vm->engine->ops->console(vm, done, arg);
@@ -252,8 +266,10 @@ static int check_spec(const struct vm_spec *spec, struct error *err)
     if (s->memory_mib < 64 || s->memory_mib > 65536)
         return error_field(err, ERROR_INVALID, "resources.memory_mib",
                            "memory_mib is %u; 64 to 65536 are possible", s->memory_mib);
-    if (spec->boot != VM_BOOT_COLD && !spec->golden_key[0])
+    if ((spec->boot == VM_BOOT_GOLDEN || spec->boot == VM_BOOT_RESTORE) && !spec->golden_key[0])
         return error_set(err, ERROR_INVALID, "a golden's key is missing");
+    if (spec->boot == VM_BOOT_SNAPSHOT && !id_valid(spec->snapshot_id, "sn"))
+        return error_set(err, ERROR_INVALID, "not a snapshot id: %s", spec->snapshot_id);
     return 0;
 }
 

@@ -48,12 +48,13 @@ typedef void (*vm_console_done)(void *arg, const struct error *err, const char *
 
 struct vm_engine_ops {
     const char *name; /* "qemu" */
-    /* Starts the VMM. done: the control channel answers; for RESTORE it waits for vm_load, else the
-     * guest is booting. */
+    /* Starts the VMM. done: the control channel answers; for RESTORE and SNAPSHOT it waits for vm_load, else
+     * the guest is booting. */
     void (*launch)(struct vm *vm, vm_done done, void *arg);
     /* Finds and takes over a VMM started earlier. done: control channel answers. */
     void (*adopt)(struct vm *vm, vm_done done, void *arg);
-    /* RESTORE: loads device state from the golden's `state` file. vCPUs stay stopped. */
+    /* RESTORE, SNAPSHOT: loads device state from the golden's or snapshot's `state` file. vCPUs stay
+     * stopped. Connect to the agent only afterwards: else its guest is not told that the link is new. */
     void (*load)(struct vm *vm, int state_fd, vm_done done, void *arg);
     /* Starts / stops the vCPUs; memory stays resident. Repeating is success. */
     void (*resume)(struct vm *vm, vm_done done, void *arg);
@@ -87,19 +88,21 @@ int vm_engine_create(struct loop *l, struct broker *b, enum vm_engine_choice cho
 void vm_engine_destroy(struct vm_engine *e); /* after all its VMs; NULL is accepted */
 const struct vm_engine_info *vm_engine_info(const struct vm_engine *e);
 
-/* Names how this engine composes a VM (a short [0-9a-z] word): device state saved under one layout does
- * not load under another. */
+/* Names how this engine composes a VM, and on what processor (a short [0-9a-z] word): what a golden's key
+ * says of it. Stricter than vm_compat_check: a golden is cheaply made anew. */
 const char *vm_engine_layout(const struct vm_engine *e);
 
-/* What device state depends on beside shape and platform. cpu: a short [0-9a-z] word, the digest of the
- * processor features a guest sees ("emulated" with TCG). */
+/* What device state depends on beside shape and platform. layout: how a VM is composed. cpu: with KVM a
+ * digest of the processor's features; with TCG the rate of the host's time-stamp counter, "tsc2100000" (kHz),
+ * or "emulated" where there is none. Both are short [0-9a-z] words. */
 struct vm_compat {
     char engine[16], acceleration[16], version[32], layout[17], cpu[17];
 };
 void vm_engine_compat(const struct vm_engine *e, struct vm_compat *ret);
 
 /* Whether device state made under one loads under the other; ERROR_INCOMPATIBLE says which of them differs,
- * and what was made with what. */
+ * and what was made with what. Versions fit when all but the last number is the same, TSC rates when they are
+ * within 250 parts per million. */
 int vm_compat_check(const struct vm_compat *made, const struct vm_compat *here, struct error *err);
 
 int vm_create(struct vm_engine *e, const struct vm_spec *spec, const struct vm_events *events, void *arg,

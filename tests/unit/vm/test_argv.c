@@ -123,7 +123,25 @@ static void test_a_restored_vm_differs_only_in_sharing_and_incoming(void **state
     assert_int_equal(different, 1);
     assert_string_equal(b.argv[i], "-incoming");
     assert_string_equal(b.argv[i + 1], "defer");
-    assert_null(b.argv[i + 2]);
+    assert_string_equal(b.argv[i + 2], "-S"); /* loading is not running */
+    assert_null(b.argv[i + 3]);
+}
+
+/* State saved with its memory in a file and state saved without memory load into the same VM. */
+static void test_every_vm_takes_both_kinds_of_state(void **state)
+{
+    (void)state;
+    struct qemu_argv_spec spec = base;
+    struct qemu_argv a;
+    for (unsigned i = 0; i < 8; i++) {
+        spec.kvm = i & 1;
+        spec.incoming = i & 2;
+        spec.mem_path = i & 4 ? base.mem_path : NULL;
+        assert_int_equal(build(&spec, &a), 0);
+        assert_true(mentions(&a, ",suppress-vmdesc=on"));
+        assert_string_equal(value(&a, "-global"), "migration.send-configuration=off");
+        assert_true(mentions(&a, ",id=ram,")); /* anonymous or not, the device state means the same memory */
+    }
 }
 
 static void refuse(const struct qemu_argv_spec *spec)
@@ -199,6 +217,7 @@ int main(void)
         cmocka_unit_test(test_acceleration),
         cmocka_unit_test(test_memory_is_shared_private_or_anonymous),
         cmocka_unit_test(test_a_restored_vm_differs_only_in_sharing_and_incoming),
+        cmocka_unit_test(test_every_vm_takes_both_kinds_of_state),
         cmocka_unit_test(test_values_the_syntax_cannot_carry_are_refused),
         cmocka_unit_test(test_sizes_and_descriptors_have_limits),
         cmocka_unit_test(test_tsc_rate_is_plausible_and_stable),
