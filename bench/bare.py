@@ -127,6 +127,8 @@ class Machine:
             follow = self.argv[at + 1] if at + 1 < len(self.argv) else ""
             if arg == "-incoming":
                 skip = True
+            elif arg == "-S":
+                continue
             elif arg in ("-kernel", "-initrd", "-name"):
                 args += [arg, {"-kernel": self.kernel, "-initrd": self.initrd, "-name": "bare"}[arg]]
                 skip = True
@@ -139,7 +141,7 @@ class Machine:
                 skip = True
             else:
                 args.append(arg)
-        return args + (["-incoming", "defer"] if incoming else [])
+        return args + (["-incoming", "defer", "-S"] if incoming else [])
 
     def start(self, shared, incoming):
         folder = tempfile.mkdtemp(prefix="vm-", dir=self.dir)
