@@ -217,9 +217,10 @@ static void guest_output(void *arg, enum guest_stream stream, uint64_t offset, c
 static void guest_exited(void *arg, const struct guest_result *result)
 {
     struct process *p = arg;
-    if (p->state == PROCESS_EXITED)
-        return;
-    process_finish(p, guest_result_json(p, result));
+    if (p->state != PROCESS_EXITED)
+        process_finish(p, guest_result_json(p, result));
+    else if (p->durable)
+        release(p); /* taken up for this alone */
 }
 
 static void guest_stdin_room(void *arg)
@@ -285,7 +286,8 @@ void process_adopt(struct process *p, struct guest *g)
     for (unsigned i = 0; i < STREAMS; i++)
         stream_open(p, i);
     p->adopted = true;
-    if (p->stdin_closed)
+    p->owed = false;
+    if (p->stdin_closed && p->state != PROCESS_EXITED)
         p->feeding = true; /* the guest may not have heard of it */
     int rc = guest_process_adopt(g, process_guest_id(p), stream_end(p, 0), stream_end(p, 1), &guest_events, p,
                                  &p->gp, &err);
@@ -326,9 +328,9 @@ void signals_fail(struct bucket *b, const struct error *why)
 
 void process_unlink_guest(struct process *p)
 {
-    /* One that has ended keeps its object until the result is on disk: releasing lets the guest forget. */
-    if (p->state != PROCESS_EXITED)
-        release(p);
+    /* The guest of a sandbox that is suspended now still has it when it comes back. */
+    p->owed = p->gp && p->state == PROCESS_EXITED;
+    release(p);
 }
 
 /* --- requests --- */

@@ -175,7 +175,7 @@ static void set_state(struct process *p, const struct entry *e)
     p->start_wanted = true;
     p->sent = e->running != 0;
     p->stdin_closed = e->stdin_closed != 0;
-    p->brief = p->adopted = p->durable = p->warned = p->feeding = false;
+    p->brief = p->adopted = p->owed = p->durable = p->warned = p->feeding = false;
     buf_finish(&p->feed);
     p->pid = (uint32_t)e->pid;
     p->journal_bytes = (uint64_t)e->journal_bytes;

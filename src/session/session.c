@@ -28,6 +28,8 @@ static void bucket_run(struct bucket *b)
     struct process *p;
     DL_FOREACH(b->head, p)
     {
+        if (p->state == PROCESS_EXITED && p->owed)
+            process_adopt(p, b->guest);
         if (p->state == PROCESS_EXITED || !p->start_wanted || p->gp)
             continue;
         for (unsigned i = 0; i < STREAMS; i++)

@@ -16,7 +16,7 @@
 #define READ_BYTES (256 * 1024)          /* one read back from a journal */
 #define SPEC_KEPT_MAX (16 * 1024 * 1024) /* bytes of commands known per sandbox */
 #define SESSIONS_PER_PROCESS 64
-#define CUTS_MAX 8 /* rollbacks told apart; older ones are taken together */
+#define CUTS_MAX 32 /* rollbacks told apart; older ones are taken together */
 #define TOKEN_BYTES 32
 #define DIGEST_BYTES 32
 
@@ -96,6 +96,7 @@ struct process {
     bool start_wanted; /* was asked to start */
     bool sent;         /* the guest was asked, by this daemon or an earlier one */
     bool adopted;
+    bool owed; /* ended, but its guest could not be told yet that it may forget it */
     bool brief; /* exec: recorded as running only when it takes a while */
     bool stdin_closed;
     bool input_ready; /* the guest has said what it has of stdin */
