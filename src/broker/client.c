@@ -16,7 +16,7 @@
 
 #define CALLS_MAX 16384
 
-enum answer { ANSWER_DONE, ANSWER_INFO, ANSWER_LIST, ANSWER_HAS, ANSWER_VMM, ANSWER_BUILD };
+enum answer { ANSWER_DONE, ANSWER_INFO, ANSWER_LIST, ANSWER_HAS, ANSWER_VMM, ANSWER_BUILD, ANSWER_BYTES };
 
 union answer_fn {
     broker_done done;
@@ -25,6 +25,7 @@ union answer_fn {
     void (*has)(void *arg, const struct error *err, bool sealed);
     broker_vmm_done vmm;
     void (*build)(void *arg, const struct error *err, const char *digest, uint64_t content_bytes);
+    void (*bytes)(void *arg, const struct error *err, uint64_t bytes);
 };
 
 struct call {
@@ -32,6 +33,7 @@ struct call {
     enum answer answer;
     union answer_fn fn;
     void *arg;
+    uint16_t type;        /* of the request */
     char (*ids)[ID_SIZE]; /* LIST: pages so far */
     size_t ids_len;
     struct error failed; /* set when the call is answered without the broker */
@@ -179,6 +181,9 @@ static void answer(const struct call *c, const struct error *err, struct reply *
     case ANSWER_BUILD:
         c->fn.build(c->arg, err, err ? NULL : r->digest, err ? 0 : r->content_bytes);
         break;
+    case ANSWER_BYTES:
+        c->fn.bytes(c->arg, err, err ? 0 : r->bytes);
+        break;
     }
 }
 
@@ -280,6 +285,7 @@ static void send_request(struct broker *b, struct request *r, enum answer answer
     if (!c)
         abort(); /* without memory for a callback its one call cannot be promised */
     c->answer = answer;
+    c->type = r->type;
     c->fn = fn;
     c->arg = arg;
     c->broker = b;
@@ -300,7 +306,7 @@ static void put(char *to, size_t size, const char *from)
 
 /* struct request is too big for the stack of a callback chain; running out of memory for one is as
  * final as for the call itself. */
-static struct request *request_new(enum request_type type)
+static struct request *request_new(unsigned type)
 {
     struct request *r = calloc(1, sizeof(*r));
     if (!r)
@@ -345,7 +351,7 @@ static bool list_page(struct broker *b, struct call *c, const struct reply *r, s
         (void)str_copy(ids[c->ids_len++], sizeof(ids[0]), s);
     if (!r->more || r->ids.count == 0)
         return false;
-    AUTO_FREE struct request *q = request_new(REQUEST_SANDBOX_LIST);
+    AUTO_FREE struct request *q = request_new(c->type);
     (void)str_copy(q->after, sizeof(q->after), ids[c->ids_len - 1]);
     return submit(b, c, q, err) == 0;
 }
@@ -423,8 +429,10 @@ void broker_sandbox_prepare(struct broker *b, const char *sandbox_id, enum broke
     r->from = from;
     if (from == BROKER_FROM_TEMPLATE)
         PUT(digest, digest_or_key);
-    else
+    else if (from == BROKER_FROM_GOLDEN)
         PUT(key, digest_or_key);
+    else
+        PUT(snapshot_id, digest_or_key);
     r->disk_mib = disk_mib;
     send_request(b, r, ANSWER_DONE, (union answer_fn){.done = done}, arg);
 }
@@ -441,6 +449,20 @@ static void sandbox_request(struct broker *b, enum request_type type, const char
 void broker_sandbox_remove(struct broker *b, const char *sandbox_id, broker_done done, void *arg)
 {
     sandbox_request(b, REQUEST_SANDBOX_REMOVE, sandbox_id, ANSWER_DONE, (union answer_fn){.done = done}, arg);
+}
+
+void broker_sandbox_park(struct broker *b, const char *sandbox_id, broker_done done, void *arg)
+{
+    sandbox_request(b, REQUEST_SANDBOX_PARK, sandbox_id, ANSWER_DONE, (union answer_fn){.done = done}, arg);
+}
+
+void broker_sandbox_revert(struct broker *b, const char *sandbox_id, const char *snapshot_id,
+                           broker_done done, void *arg)
+{
+    AUTO_FREE struct request *r = request_new(REQUEST_SANDBOX_REVERT);
+    PUT(sandbox_id, sandbox_id);
+    PUT(snapshot_id, snapshot_id);
+    send_request(b, r, ANSWER_DONE, (union answer_fn){.done = done}, arg);
 }
 
 void broker_sandbox_list(struct broker *b,
@@ -486,13 +508,68 @@ void broker_golden_has(struct broker *b, const char *key,
     send_request(b, r, ANSWER_HAS, (union answer_fn){.has = done}, arg);
 }
 
+void broker_snapshot_begin(struct broker *b, const char *snapshot_id, const char *sandbox_id,
+                           enum broker_snapshot_kind kind, broker_done done, void *arg)
+{
+    AUTO_FREE struct request *r = request_new(REQUEST_SNAPSHOT_BEGIN);
+    PUT(snapshot_id, snapshot_id);
+    PUT(sandbox_id, sandbox_id);
+    r->kind = kind;
+    send_request(b, r, ANSWER_DONE, (union answer_fn){.done = done}, arg);
+}
+
+void broker_snapshot_capture(struct broker *b, const char *snapshot_id, bool go_on,
+                             void (*done)(void *arg, const struct error *err, uint64_t dirty_bytes),
+                             void *arg)
+{
+    AUTO_FREE struct request *r = request_new(REQUEST_SNAPSHOT_CAPTURE);
+    PUT(snapshot_id, snapshot_id);
+    r->go_on = go_on;
+    send_request(b, r, ANSWER_BYTES, (union answer_fn){.bytes = done}, arg);
+}
+
+void broker_snapshot_seal(struct broker *b, const char *snapshot_id,
+                          void (*done)(void *arg, const struct error *err, uint64_t bytes), void *arg)
+{
+    AUTO_FREE struct request *r = request_new(REQUEST_SNAPSHOT_SEAL);
+    PUT(snapshot_id, snapshot_id);
+    send_request(b, r, ANSWER_BYTES, (union answer_fn){.bytes = done}, arg);
+}
+
+void broker_snapshot_copy(struct broker *b, const char *from_id, const char *to_id, broker_done done,
+                          void *arg)
+{
+    AUTO_FREE struct request *r = request_new(REQUEST_SNAPSHOT_COPY);
+    PUT(snapshot_id, to_id);
+    PUT(source_id, from_id);
+    send_request(b, r, ANSWER_DONE, (union answer_fn){.done = done}, arg);
+}
+
+void broker_snapshot_remove(struct broker *b, const char *snapshot_id, broker_done done, void *arg)
+{
+    AUTO_FREE struct request *r = request_new(REQUEST_SNAPSHOT_REMOVE);
+    PUT(snapshot_id, snapshot_id);
+    send_request(b, r, ANSWER_DONE, (union answer_fn){.done = done}, arg);
+}
+
+void broker_snapshot_list(struct broker *b,
+                          void (*done)(void *arg, const struct error *err, const char (*ids)[ID_SIZE],
+                                       size_t n),
+                          void *arg)
+{
+    AUTO_FREE struct request *r = request_new(REQUEST_SNAPSHOT_LIST);
+    send_request(b, r, ANSWER_LIST, (union answer_fn){.list = done}, arg);
+}
+
 void broker_vmm_start(struct broker *b, const struct broker_vmm *vmm, broker_vmm_done done, void *arg)
 {
     AUTO_FREE struct request *r = request_new(REQUEST_VMM_START);
     PUT(sandbox_id, vmm->sandbox_id);
     r->boot = vmm->boot;
-    if (vmm->boot != BROKER_BOOT_COLD)
+    if (vmm->boot == BROKER_BOOT_GOLDEN || vmm->boot == BROKER_BOOT_RESTORE)
         PUT(key, vmm->golden_key);
+    if (vmm->boot == BROKER_BOOT_SNAPSHOT)
+        PUT(snapshot_id, vmm->snapshot_id);
     PUT(platform, vmm->platform);
     r->kvm = vmm->kvm;
     r->vcpus = vmm->vcpus;

@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "base/str.h"
 #include "broker/privd.h"
+#include "broker/snapshot.h"
 
 struct job *job_new(struct privd *p)
 {
@@ -137,6 +138,7 @@ static void on_done(struct loop_work *w)
 static void start(struct job *j)
 {
     j->sandbox = j->op->on_sandbox ? privd_sandbox_find(j->p, j->req.sandbox_id) : NULL;
+    j->snapshot = j->op->on_snapshot ? privd_snapshot_find(j->p, j->req.snapshot_id) : NULL;
     if (j->op->begin && j->op->begin(j) < 0) {
         done(j);
         return;
@@ -145,6 +147,7 @@ static void start(struct job *j)
         done(j);
         return;
     }
+    j->run_began = true;
     j->work.run = run;
     j->work.done = on_done;
     j->work.arg = j;
@@ -173,7 +176,14 @@ void job_submit(struct privd *p, struct job *j)
     j->op = op_find(j->req.type);
     DL_APPEND(p->jobs, j);
     p->job_count++;
-    if (j->op->on_sandbox)
+    if (j->op->on_snapshot) {
+        /* Capture names its snapshot alone; the broker knows whose it is. */
+        const struct snapshot *s = privd_snapshot_find(p, j->req.snapshot_id);
+        if (s && j->op->on_sandbox && j->req.sandbox_id[0] == '\0')
+            (void)str_copy(j->req.sandbox_id, sizeof(j->req.sandbox_id), s->sandbox_id);
+        key_join(j, &j->refs[2], 'n', j->req.snapshot_id);
+    }
+    if (j->op->on_sandbox && j->req.sandbox_id[0] != '\0')
         key_join(j, &j->refs[0], 's', j->req.sandbox_id);
     if (j->op->on_golden)
         key_join(j, &j->refs[1], 'g', j->req.key);

@@ -17,6 +17,11 @@ bool protocol_build_id(const char *s)
     return id_valid(s, "tp");
 }
 
+bool protocol_snapshot_id(const char *s)
+{
+    return id_valid(s, "sn");
+}
+
 bool protocol_digest(const char *s)
 {
     return strlen(s) == BROKER_DIGEST_SIZE - 1 && strspn(s, "0123456789abcdef") == BROKER_DIGEST_SIZE - 1;

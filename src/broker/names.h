@@ -6,6 +6,7 @@
 
 bool protocol_sandbox_id(const char *s);
 bool protocol_build_id(const char *s);
+bool protocol_snapshot_id(const char *s);
 bool protocol_digest(const char *s);
 bool protocol_key(const char *s);
 bool protocol_package(const char *s);

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "base/cleanup.h"
+#include "base/fault.h"
 #include "base/fs.h"
 #include "base/id.h"
 #include "base/log.h"
@@ -35,17 +36,22 @@ int pool_discard(struct privd *p, const char *name, struct error *err)
     char trash[48];
     id_new("rm", random);
     (void)snprintf(trash, sizeof(trash), "trash/%s", random);
-    if (renameat(p->pool_fd, name, p->pool_fd, trash) == 0)
+    if (renameat(p->pool_fd, name, p->pool_fd, trash) == 0) {
+        fault_point("privd.discard.renamed");
         return fs_remove_tree(p->pool_fd, trash, err);
+    }
     if (errno == ENOENT)
         return 0;
     if (errno != ENOSPC && errno != EDQUOT)
         return error_errno(err, ERROR_INTERNAL, errno, "remove %s", name);
-    /* A pool too full for a rename is exactly what removing must work on: in place, the mark of a golden
+    /* A pool too full for a rename is exactly what removing must work on: in place, the mark of a whole one
      * first, so that half of one is never taken for a whole one. */
-    char sealed[PATH_SIZE + 8];
-    (void)snprintf(sealed, sizeof(sealed), "%s/sealed", name);
-    (void)unlinkat(p->pool_fd, sealed, 0);
+    const char *const marks[] = {"sealed", "manifest"};
+    for (size_t i = 0; i < ARRAY_LEN(marks); i++) {
+        char mark[PATH_SIZE + 16];
+        (void)snprintf(mark, sizeof(mark), "%s/%s", name, marks[i]);
+        (void)unlinkat(p->pool_fd, mark, 0);
+    }
     int rc = fs_remove_tree(p->pool_fd, name, err);
     (void)syncfs(p->pool_fd); /* free for others once this is committed */
     return rc;

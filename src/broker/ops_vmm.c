@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "base/cleanup.h"
+#include "base/fault.h"
 #include "base/fs.h"
 #include "base/log.h"
 #include "base/proc.h"
@@ -83,7 +84,9 @@ int vmm_stop(struct privd *p, struct sandbox *s, struct error *err)
             return error_set(err, ERROR_TIMEOUT, "the VMM (pid %d) does not end", (int)s->rec.vmm_pid);
         (void)waitpid(s->rec.vmm_pid, NULL, WNOHANG); /* ours, or an earlier broker's: then init's */
     }
+    fault_point("privd.vmm-stop.killed");
     int rc = cgroup_remove(&s->rec, err);
+    fault_point("privd.vmm-stop.cgroups");
     if (rc < 0)
         return rc;
     if (s->rec.vmm_pid == 0 && s->rec.cgroup_count == 0)
@@ -169,33 +172,6 @@ static void start_finish(struct start *s)
             (void)close(fds[i]);
 }
 
-/* The golden memory this boot maps: it exists, is (un)sealed as the boot needs, and has the size of the
- * VM's memory, so that no VMM resizes it. */
-static int check_memory(struct start *s, uint64_t *file_size)
-{
-    struct job *j = s->j;
-    const struct request *q = &j->req;
-    if (q->boot == BROKER_BOOT_COLD)
-        return 0;
-    (void)snprintf(s->mem, sizeof(s->mem), "%s/pool/golden/%s/mem", j->p->state_dir, q->key);
-    char sealed[BROKER_KEY_SIZE + 16];
-    (void)snprintf(sealed, sizeof(sealed), "golden/%s/sealed", q->key);
-    bool is_sealed = faccessat(j->p->pool_fd, sealed, F_OK, 0) == 0;
-    if (q->boot == BROKER_BOOT_RESTORE && !is_sealed)
-        return error_set(&j->err, ERROR_NOT_FOUND, "golden %s is not sealed", q->key);
-    if (q->boot == BROKER_BOOT_GOLDEN && (is_sealed || strcmp(j->sandbox->rec.golden, q->key) != 0))
-        return error_set(&j->err, ERROR_CONFLICT, "golden %s was not begun for this sandbox", q->key);
-    struct stat st;
-    if (lstat(s->mem, &st) < 0)
-        return error_errno(&j->err, ERROR_NOT_FOUND, errno, "memory of golden %s", q->key);
-    if ((uint64_t)st.st_size != q->memory_mib * MIB)
-        return error_field(&j->err, ERROR_INVALID, "memory_mib", "golden %s has %llu MiB of memory", q->key,
-                           (unsigned long long)st.st_size / MIB);
-    if (q->boot == BROKER_BOOT_GOLDEN && (uint64_t)st.st_size > *file_size)
-        *file_size = (uint64_t)st.st_size;
-    return 0;
-}
-
 static int check_disk(struct start *s, uint64_t *file_size)
 {
     struct job *j = s->j;
@@ -212,6 +188,12 @@ static void add_item(struct start *s, unsigned *n, struct jail_item item)
 {
     if (*n < ITEMS_MAX - 1)
         s->items[(*n)++] = item;
+}
+
+/* It maps memory that others share, waits for device state, and runs on from there. */
+static bool maps_privately(const struct request *q)
+{
+    return q->boot == BROKER_BOOT_RESTORE || q->boot == BROKER_BOOT_SNAPSHOT;
 }
 
 /* What QEMU finds in its root: its program and libraries, the platform's kernel, its own disk, the golden's
@@ -240,7 +222,7 @@ static void plan_root(struct start *s)
     add_item(
         s, &n,
         (struct jail_item){.entry = JAIL_BIND_RW, .to = "disk.raw", .from = s->disk, .plain_file = true});
-    if (q->boot != BROKER_BOOT_COLD)
+    if (s->mem[0] != '\0')
         add_item(s, &n,
                  (struct jail_item){.entry = q->boot == BROKER_BOOT_GOLDEN ? JAIL_BIND_RW : JAIL_BIND,
                                     .to = "mem",
@@ -273,7 +255,7 @@ static int plan_argv(struct start *s)
         .initrd_path = "/initrd",
         .qmp_fd = 3,
         .agent_fd = 4,
-        .incoming = q->boot == BROKER_BOOT_RESTORE,
+        .incoming = maps_privately(q),
         .tsc_khz = s->j->p->tsc_khz,
     };
     return qemu_argv_build(&spec, &s->argv, &s->j->err);
@@ -294,6 +276,21 @@ static int open_descriptors(struct start *s)
     return rc;
 }
 
+/* A sandbox that was parked has its uid from now on, and its directories. */
+static int take_up(struct job *j)
+{
+    struct privd *p = j->p;
+    int rc = record_write(p->records_fd, &j->sandbox->rec, &j->err);
+    fault_point("privd.vmm-start.leased");
+    if (rc == 0)
+        rc = sandbox_make_directories(p, j->req.sandbox_id, &j->err);
+    fault_point("privd.vmm-start.directories");
+    if (rc == 0)
+        rc = sandbox_own_disk(p, &j->sandbox->rec, &j->err);
+    fault_point("privd.vmm-start.owned");
+    return rc;
+}
+
 static int plan(struct start *s)
 {
     struct job *j = s->j;
@@ -306,9 +303,12 @@ static int plan(struct start *s)
     (void)snprintf(s->preload, sizeof(s->preload), "%s/libspace-memopen.so", p->exe_dir);
     (void)snprintf(s->root_at, sizeof(s->root_at), "%s/privd/jail", p->state_dir);
     uint64_t file_size = 0;
-    int rc = check_disk(s, &file_size);
+    int rc = take_up(j);
     if (rc == 0)
-        rc = check_memory(s, &file_size);
+        rc = check_disk(s, &file_size);
+    if (rc == 0)
+        rc = vmm_memory(j, s->mem, sizeof(s->mem), &file_size);
+    fault_point("privd.vmm-start.memory");
     if (rc == 0)
         rc = plan_argv(s);
     if (rc == 0)
@@ -322,7 +322,7 @@ static int plan(struct start *s)
     s->spec = (struct vmm_spec){
         .uid = j->sandbox->rec.uid,
         .argv = s->argv.argv,
-        .env = j->req.boot == BROKER_BOOT_RESTORE ? private : plain,
+        .env = maps_privately(&j->req) ? private : plain,
         .items = s->items,
         .root_at = s->root_at,
         .fds = {s->null_fd, s->stderr_fd, s->stderr_fd, s->qmp_fd, s->agent_fd},
@@ -340,23 +340,31 @@ static int launch(struct start *s, struct jail_child *child)
     struct record *r = &j->sandbox->rec;
     uint64_t memory = (j->req.memory_mib + (j->req.kvm ? OVERHEAD_KVM_MIB : OVERHEAD_TCG_MIB)) * MIB;
     cgroup_plan(&p->cgroups, r);
+    r->memory_mib = j->req.memory_mib;
     int rc = record_write(p->records_fd, r, &j->err);
+    fault_point("privd.vmm-start.recorded");
     if (rc == 0)
         rc = cgroup_make(&p->cgroups, r, memory, THREADS_MAX + j->req.vcpus, &j->err);
+    fault_point("privd.vmm-start.cgroups");
     if (rc == 0)
         rc = jail_clone(NAMESPACES, s->spec.fds, ARRAY_LEN(s->spec.fds), vmm_child, &s->spec, child, &j->err);
     if (rc < 0)
         return rc;
+    fault_point("privd.vmm-start.cloned");
     r->vmm_pid = child->pid;
     r->vmm_start = proc_start_time(child->pid);
     /* Without it nobody could find this VMM again. */
     rc = r->vmm_start ? record_write(p->records_fd, r, &j->err)
                       : error_set(&j->err, ERROR_INTERNAL, "the VMM's start time cannot be read");
+    fault_point("privd.vmm-start.named");
     if (rc == 0)
         rc = cgroup_attach(r, child->pid, &j->err);
+    fault_point("privd.vmm-start.attached");
     if (rc < 0)
         jail_abort(child);
-    return rc < 0 ? rc : jail_release(child, &j->err);
+    rc = rc < 0 ? rc : jail_release(child, &j->err);
+    fault_point("privd.vmm-start.released");
+    return rc;
 }
 
 static void fill_reply(const struct job *j, struct reply *rep)
@@ -365,6 +373,12 @@ static void fill_reply(const struct job *j, struct reply *rep)
     rep->start_time = j->sandbox->rec.vmm_start;
     vmm_socket_path(j->p, j->req.sandbox_id, "qmp.sock", rep->qmp_socket, sizeof(rep->qmp_socket));
     vmm_socket_path(j->p, j->req.sandbox_id, "agent.sock", rep->agent_socket, sizeof(rep->agent_socket));
+}
+
+int op_vmm_start_begin(struct job *j)
+{
+    int rc = op_need_sandbox(j);
+    return rc < 0 ? rc : privd_sandbox_lease(j->p, j->sandbox, &j->err);
 }
 
 int op_vmm_start_run(struct job *j)

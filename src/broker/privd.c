@@ -41,6 +41,7 @@ static const struct {
     {CAP_FSETID, "keep set-group-id bits of a tree that is built"},
     {CAP_SETFCAP, "file capabilities of a tree that is built"},
     {CAP_MKNOD, "the three or four devices of a jail; missing loop nodes"},
+    {CAP_SYS_PTRACE, "read the changed memory of a VMM, which runs under another uid, for a snapshot"},
     {CAP_KILL, "end VMMs and builds, which run under other uids"},
 };
 

@@ -29,6 +29,7 @@ struct privd_options {
 struct vmm_watch;
 struct build;
 struct job;
+struct snapshot;
 
 struct sandbox {
     struct record rec;
@@ -50,10 +51,12 @@ struct privd {
     struct privd_lease lease;
     struct pool pool;
     struct cgroup_host cgroups;
-    uint32_t tsc_khz; /* of the host, measured once: see vm/qemu_argv.h */
+    _Atomic uint64_t kept_bytes; /* memory of guests held for snapshots in the making */
+    uint32_t tsc_khz;            /* of the host, measured once: see vm/qemu_argv.h */
     /* loop thread only */
     struct sandbox *sandboxes;
-    uint8_t *uid_taken; /* one flag for each VMM uid of the lease */
+    struct snapshot *snapshots; /* in the making */
+    uint8_t *uid_taken;         /* one flag for each VMM uid of the lease */
     unsigned uid_next;
     struct job *jobs;
     struct job_key *keys;
@@ -70,8 +73,20 @@ struct privd {
 /* --- sandboxes (tables; loop thread) --- */
 struct sandbox *privd_sandbox_find(const struct privd *p, const char *id);
 
-/* A new entry with a uid leased to it; nothing on disk yet. ERROR_CAPACITY when no uid is left. */
+/* A new entry without a uid; nothing on disk yet. */
 int privd_sandbox_add(struct privd *p, const char *id, struct sandbox **ret, struct error *err);
+
+/* Leases a uid to it unless it has one. ERROR_CAPACITY when none is left. The disk follows later. */
+int privd_sandbox_lease(struct privd *p, struct sandbox *s, struct error *err);
+
+/* Gives its uid back: it is parked. */
+void privd_sandbox_unlease(struct privd *p, struct sandbox *s);
+
+/* Makes sandboxes/<id> and its run directory: root's, to be looked at by spaced. Any thread. */
+int sandbox_make_directories(struct privd *p, const char *id, struct error *err);
+
+/* Gives its disk to the uid in its record; 0 is root. */
+int sandbox_own_disk(struct privd *p, const struct record *r, struct error *err);
 
 /* Takes it out of the table, gives its uid back, frees it. */
 void privd_sandbox_drop(struct privd *p, struct sandbox *s);
@@ -92,9 +107,9 @@ void channel_send(struct channel *c, const struct reply *r);
 
 /* --- jobs (job.c) --- */
 
-#define JOB_KEYS 2
+#define JOB_KEYS 3
 
-/* A sandbox or golden that jobs hold or wait for, in order of arrival; the first one holds it. */
+/* A sandbox, golden or snapshot that jobs hold or wait for, in order of arrival; the first one holds it. */
 struct job_key;
 
 struct job_ref {
@@ -109,13 +124,15 @@ struct job {
     struct reply rep;
     struct error err;
     const struct op *op;
-    struct sandbox *sandbox; /* the one of req.sandbox_id; NULL when the table has none */
+    struct sandbox *sandbox;   /* the one of req.sandbox_id; NULL when the table has none */
+    struct snapshot *snapshot; /* the one in the making of req.snapshot_id, or NULL */
     struct job_ref refs[JOB_KEYS];
-    bool added;  /* this job made the sandbox's entry */
-    bool drop;   /* the sandbox's entry goes when the job is done */
-    bool ready;  /* holds all its keys */
-    int fifo_fd; /* VMM_START: read end of the VMM's standard error */
-    int pidfd;   /* VMM_START */
+    bool added;     /* this job made the sandbox's entry */
+    bool drop;      /* the sandbox's entry goes when the job is done */
+    bool run_began; /* a worker has had it */
+    bool ready;     /* holds all its keys */
+    int fifo_fd;    /* VMM_START: read end of the VMM's standard error */
+    int pidfd;      /* VMM_START */
     struct loop_work work;
     struct job *prev, *next; /* in privd.jobs */
     struct job *ready_next;
@@ -126,7 +143,7 @@ struct job {
  * Failure is an error code with job->err set. */
 struct op {
     uint16_t type;
-    bool on_sandbox, on_golden; /* keys */
+    bool on_sandbox, on_golden, on_snapshot; /* keys */
     int (*begin)(struct job *j);
     int (*run)(struct job *j);
     void (*end)(struct job *j);
@@ -156,6 +173,7 @@ int op_golden_seal_run(struct job *j);
 int op_golden_remove_run(struct job *j);
 int op_golden_has_run(struct job *j);
 int op_need_sandbox(struct job *j);
+int op_vmm_start_begin(struct job *j);
 int op_vmm_start_run(struct job *j);
 void op_vmm_start_end(struct job *j);
 int op_vmm_adopt_run(struct job *j);
@@ -163,6 +181,35 @@ void op_vmm_adopt_end(struct job *j);
 int op_vmm_kill_run(struct job *j);
 void op_vmm_kill_end(struct job *j);
 int op_template_remove_run(struct job *j);
+int op_park_begin(struct job *j);
+int op_park_run(struct job *j);
+void op_park_end(struct job *j);
+int op_revert_run(struct job *j);
+int op_snapshot_begin_begin(struct job *j);
+int op_snapshot_begin_run(struct job *j);
+void op_snapshot_begin_end(struct job *j);
+int op_snapshot_capture_begin(struct job *j);
+int op_snapshot_capture_run(struct job *j);
+void op_snapshot_capture_end(struct job *j);
+int op_snapshot_seal_run(struct job *j);
+void op_snapshot_seal_end(struct job *j);
+int op_snapshot_copy_begin(struct job *j);
+int op_snapshot_copy_run(struct job *j);
+int op_snapshot_remove_begin(struct job *j);
+int op_snapshot_remove_run(struct job *j);
+int op_snapshot_list_run(struct job *j);
+
+/* --- snapshots (ops_snapshot.c) --- */
+
+/* The one in the making, or NULL. Loop thread. */
+struct snapshot *privd_snapshot_find(const struct privd *p, const char *id);
+void privd_snapshots_free(struct privd *p);
+
+/* Opens snapshots/<id>, or -1 with errno. */
+int snapshot_open(const struct privd *p, const char *id);
+
+/* Opens a file of a sealed snapshot for reading. */
+int snapshot_open_file(struct privd *p, const char *id, const char *file, int *ret_fd, struct error *err);
 
 /* Kills the sandbox's VMM and waits for its end; not running is success. Clears it from the record. */
 int vmm_stop(struct privd *p, struct sandbox *s, struct error *err);
@@ -184,6 +231,11 @@ void build_start(struct privd *p, const struct request *r); /* takes r's descrip
 void build_cancel(struct privd *p, const char *build_id);
 void builds_finish(struct privd *p);                    /* kills what runs, removes what was half-made */
 int builds_recover(struct privd *p, struct error *err); /* the same for an earlier broker's */
+
+/* Makes a file a sandbox's disk in one step: a clone of from_fd, of at least `size` bytes, under its uid.
+ * sync: it is on the disk before it is in place, and the step too. */
+int disk_replace(struct privd *p, const struct record *r, int from_fd, off_t size, bool sync,
+                 struct error *err);
 
 /* Moves a directory of the pool out of sight and removes it. Absent is success. */
 int pool_discard(struct privd *p, const char *name, struct error *err);

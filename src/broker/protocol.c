@@ -9,6 +9,11 @@ static bool after_ok(const char *s)
     return *s == '\0' || protocol_sandbox_id(s);
 }
 
+static bool snapshot_or_none(const char *s)
+{
+    return *s == '\0' || protocol_snapshot_id(s);
+}
+
 static bool key_or_none(const char *s)
 {
     return *s == '\0' || protocol_key(s);
@@ -38,6 +43,10 @@ static bool digest_or_none(const char *s)
     {                                    \
         QSTR(key), .check = protocol_key \
     }
+#define SNAPSHOT                                         \
+    {                                                    \
+        QSTR(snapshot_id), .check = protocol_snapshot_id \
+    }
 #define MEMORY QNUM(memory_mib, REQUEST_MEMORY_MIB_MIN, REQUEST_MEMORY_MIB_MAX)
 #define DISK QNUM(disk_mib, 1, REQUEST_DISK_MIB_MAX)
 
@@ -46,9 +55,10 @@ static const struct wire_field sandbox_fields[] = {SANDBOX, END};
 static const struct wire_field key_fields[] = {KEY, END};
 static const struct wire_field prepare_fields[] = {
     SANDBOX,
-    QNUM(from, BROKER_FROM_TEMPLATE, BROKER_FROM_GOLDEN),
+    QNUM(from, BROKER_FROM_TEMPLATE, BROKER_FROM_SNAPSHOT),
     {QSTR(digest), .check = digest_or_none},
     {QSTR(key), .check = key_or_none},
+    {QSTR(snapshot_id), .check = snapshot_or_none},
     DISK,
     END,
 };
@@ -57,8 +67,9 @@ static const struct wire_field begin_fields[] = {KEY, SANDBOX, MEMORY, END};
 static const struct wire_field seal_fields[] = {KEY, SANDBOX, END};
 static const struct wire_field start_fields[] = {
     SANDBOX,
-    QNUM(boot, BROKER_BOOT_GOLDEN, BROKER_BOOT_RESTORE),
+    QNUM(boot, BROKER_BOOT_GOLDEN, BROKER_BOOT_SNAPSHOT),
     {QSTR(key), .check = key_or_none},
+    {QSTR(snapshot_id), .check = snapshot_or_none},
     {QSTR(platform), .check = protocol_digest},
     QNUM(kvm, 0, 1),
     QNUM(vcpus, 1, REQUEST_VCPUS_MAX),
@@ -75,6 +86,14 @@ static const struct wire_field build_fields[] = {
     END,
 };
 static const struct wire_field cancel_fields[] = {{QSTR(build_id), .check = protocol_build_id}, END};
+static const struct wire_field revert_fields[] = {SANDBOX, SNAPSHOT, END};
+static const struct wire_field snapshot_begin_fields[] = {
+    SNAPSHOT, SANDBOX, QNUM(kind, BROKER_SNAPSHOT_FULL, BROKER_SNAPSHOT_DISK), END};
+static const struct wire_field capture_fields[] = {SNAPSHOT, QNUM(go_on, 0, 1), END};
+static const struct wire_field snapshot_fields[] = {SNAPSHOT, END};
+static const struct wire_field copy_fields[] = {
+    SNAPSHOT, {QSTR(source_id), .check = protocol_snapshot_id}, END};
+static const struct wire_field snapshot_list_fields[] = {{QSTR(after), .check = snapshot_or_none}, END};
 static const struct wire_field digest_fields[] = {{QSTR(digest), .check = protocol_digest}, END};
 
 #define R(member) .name = #member, .offset = offsetof(struct reply, member)
@@ -113,6 +132,9 @@ static const struct wire_field info_reply[] = {
 };
 static const struct wire_field list_reply[] = {
     OK, {R(ids), .kind = WIRE_LIST, .max = WIRE_LIST_MAX, .check = protocol_sandbox_id}, RU32(more), END};
+static const struct wire_field snapshot_list_reply[] = {
+    OK, {R(ids), .kind = WIRE_LIST, .max = WIRE_LIST_MAX, .check = protocol_snapshot_id}, RU32(more), END};
+static const struct wire_field bytes_reply[] = {OK, RU64(bytes), END};
 static const struct wire_field has_reply[] = {OK, RU32(sealed), END};
 static const struct wire_field vmm_reply[] = {
     OK, RU32(pid), RU64(start_time), RSTR(qmp_socket), RSTR(agent_socket), END};
@@ -137,6 +159,14 @@ static const struct request_info table[REQUEST_TYPE_COUNT] = {
     [REQUEST_TEMPLATE_BUILD] = {"template-build", build_fields, build_reply, 1, 2, 0},
     [REQUEST_BUILD_CANCEL] = {"build-cancel", cancel_fields, ok_reply, 0, 0, 0},
     [REQUEST_TEMPLATE_REMOVE] = {"template-remove", digest_fields, ok_reply, 0, 0, 0},
+    [REQUEST_SANDBOX_PARK] = {"sandbox-park", sandbox_fields, ok_reply, 0, 0, 0},
+    [REQUEST_SANDBOX_REVERT] = {"sandbox-revert", revert_fields, ok_reply, 0, 0, 0},
+    [REQUEST_SNAPSHOT_BEGIN] = {"snapshot-begin", snapshot_begin_fields, ok_reply, 0, 0, 0},
+    [REQUEST_SNAPSHOT_CAPTURE] = {"snapshot-capture", capture_fields, bytes_reply, 0, 0, 0},
+    [REQUEST_SNAPSHOT_SEAL] = {"snapshot-seal", snapshot_fields, bytes_reply, 0, 0, 0},
+    [REQUEST_SNAPSHOT_COPY] = {"snapshot-copy", copy_fields, ok_reply, 0, 0, 0},
+    [REQUEST_SNAPSHOT_REMOVE] = {"snapshot-remove", snapshot_fields, ok_reply, 0, 0, 0},
+    [REQUEST_SNAPSHOT_LIST] = {"snapshot-list", snapshot_list_fields, snapshot_list_reply, 0, 0, 0},
 };
 
 const struct request_info *request_info(unsigned type)
@@ -154,14 +184,20 @@ size_t request_encode(const struct request *r, unsigned char *to, size_t size)
 /* Rules between the fields of one request, which the table cannot say. */
 static int check_request(const struct request *r, struct error *err)
 {
-    if (r->type == REQUEST_SANDBOX_PREPARE) {
-        bool from_template = r->from == BROKER_FROM_TEMPLATE;
-        if ((r->digest[0] != '\0') != from_template || (r->key[0] != '\0') == from_template)
-            return error_set(err, ERROR_INVALID,
-                             "a disk comes from a template's digest or from a golden's key");
+    if (r->type == REQUEST_SANDBOX_PREPARE &&
+        ((r->digest[0] != '\0') != (r->from == BROKER_FROM_TEMPLATE) ||
+         (r->key[0] != '\0') != (r->from == BROKER_FROM_GOLDEN) ||
+         (r->snapshot_id[0] != '\0') != (r->from == BROKER_FROM_SNAPSHOT)))
+        return error_set(err, ERROR_INVALID,
+                         "a disk comes from a template's digest, a golden's key or a snapshot");
+    if (r->type == REQUEST_VMM_START) {
+        bool golden = r->boot == BROKER_BOOT_GOLDEN || r->boot == BROKER_BOOT_RESTORE;
+        if ((r->key[0] != '\0') != golden)
+            return error_field(err, ERROR_INVALID, "key", "a golden key does not go with this kind of boot");
+        if ((r->snapshot_id[0] != '\0') != (r->boot == BROKER_BOOT_SNAPSHOT))
+            return error_field(err, ERROR_INVALID, "snapshot_id",
+                               "a snapshot does not go with this kind of boot");
     }
-    if (r->type == REQUEST_VMM_START && (r->key[0] == '\0') != (r->boot == BROKER_BOOT_COLD))
-        return error_field(err, ERROR_INVALID, "key", "a golden key goes with this kind of boot only");
     if (r->type == REQUEST_TEMPLATE_BUILD) {
         bool tar = r->kind == BROKER_BUILD_TAR;
         if (r->fd_count != (tar ? 2 : 1))

@@ -27,6 +27,14 @@ enum request_type {
     REQUEST_TEMPLATE_BUILD,
     REQUEST_BUILD_CANCEL,
     REQUEST_TEMPLATE_REMOVE,
+    REQUEST_SANDBOX_PARK,
+    REQUEST_SANDBOX_REVERT,
+    REQUEST_SNAPSHOT_BEGIN,
+    REQUEST_SNAPSHOT_CAPTURE,
+    REQUEST_SNAPSHOT_SEAL,
+    REQUEST_SNAPSHOT_COPY,
+    REQUEST_SNAPSHOT_REMOVE,
+    REQUEST_SNAPSHOT_LIST,
     REQUEST_TYPE_COUNT,
 };
 
@@ -48,10 +56,13 @@ struct request {
     char digest[BROKER_DIGEST_SIZE];
     char platform[BROKER_DIGEST_SIZE];
     char build_id[ID_SIZE];
+    char snapshot_id[ID_SIZE];
+    char source_id[ID_SIZE]; /* COPY: the snapshot to copy */
     char suite[32];
     uint32_t from; /* enum broker_disk_from */
     uint32_t boot; /* enum broker_boot */
-    uint32_t kind; /* enum broker_build */
+    uint32_t kind; /* enum broker_build; BEGIN: enum broker_snapshot_kind */
+    uint32_t go_on;
     uint32_t kvm, vcpus, memory_mib, disk_mib, seed_user;
     struct wire_list packages;
     int fds[WIRE_FDS_MAX];
@@ -71,7 +82,7 @@ struct reply {
     char cgroup_mode[8];
     uint32_t reflink, uid_first, uid_count, kvm_device;
     uint64_t pool_free_bytes, pool_total_bytes;
-    /* LIST */
+    /* LIST: of sandboxes or snapshots */
     struct wire_list ids;
     uint32_t more;
     /* GOLDEN_HAS */
@@ -84,6 +95,7 @@ struct reply {
     /* TEMPLATE_BUILD */
     char digest[BROKER_DIGEST_SIZE];
     uint64_t content_bytes;
+    uint64_t bytes; /* SNAPSHOT_CAPTURE: changed memory; SNAPSHOT_SEAL: written */
     int fds[WIRE_FDS_MAX];
     unsigned fd_count;
 };

@@ -18,10 +18,11 @@
 
 struct record {
     char id[ID_SIZE];
-    uid_t uid;
+    uid_t uid;                    /* 0: parked, it has none */
     char golden[BROKER_KEY_SIZE]; /* unsealed golden that this sandbox may fill; "" */
     pid_t vmm_pid;                /* 0: none, or of an earlier boot of the host */
     uint64_t vmm_start;
+    uint32_t memory_mib; /* of the VMM */
     unsigned cgroup_count;
     char cgroups[RECORD_CGROUPS][200]; /* directories made for it */
 };

@@ -61,7 +61,7 @@ static int open_pool(struct privd *p, uint32_t size_mib, struct error *err)
     rc = make_dir(AT_FDCWD, path, 0750, gid, err);
     if (rc == 0)
         rc = open_dir(AT_FDCWD, path, &p->pool_fd, err);
-    const char *const names[] = {"templates", "golden", "sandboxes"};
+    const char *const names[] = {"templates", "golden", "sandboxes", "snapshots"};
     for (size_t i = 0; rc == 0 && i < ARRAY_LEN(names); i++)
         rc = make_dir(p->pool_fd, names[i], 0750, gid, err);
     if (rc == 0)
@@ -133,6 +133,37 @@ static int own_golden(struct privd *p, const char *name, struct error *err)
     return own_dir(p, path, err);
 }
 
+/* A snapshot without its manifest does not exist. */
+static int own_snapshot(struct privd *p, const char *name, struct error *err)
+{
+    char path[NAME_MAX + 16];
+    char manifest[NAME_MAX + 32];
+    (void)snprintf(path, sizeof(path), "snapshots/%s", name);
+    (void)snprintf(manifest, sizeof(manifest), "%s/manifest", path);
+    if (faccessat(p->pool_fd, manifest, F_OK, 0) == 0)
+        return own_dir(p, path, err);
+    LOG(LOG_INFO, "a snapshot that was not finished is removed", "snapshot=%s", name);
+    return pool_discard(p, path, err);
+}
+
+static int own_directories(struct privd *p, const char *id, struct error *err)
+{
+    char path[64];
+    (void)snprintf(path, sizeof(path), "sandboxes/%s", id);
+    int rc = own_dir(p, path, err);
+    (void)snprintf(path, sizeof(path), "sandboxes/%s/run", id);
+    return rc < 0 ? rc : own_dir(p, path, err);
+}
+
+/* A clone that had not become the disk yet. */
+static void remove_half_disk(struct privd *p, const char *id)
+{
+    char path[80];
+    (void)snprintf(path, sizeof(path), "sandboxes/%s/disk.raw.new", id);
+    if (p->pool_fd >= 0)
+        (void)unlinkat(p->pool_fd, path, 0);
+}
+
 /* A sandbox of an earlier lease: its VMM is gone (the block changes only when none lives), its disk gets
  * a uid of this one. */
 static int rehome(struct privd *p, struct sandbox *s, const struct record *old, struct error *err)
@@ -146,12 +177,8 @@ static int rehome(struct privd *p, struct sandbox *s, const struct record *old, 
     if (rc == 0 && p->pool_fd >= 0 && fchownat(p->pool_fd, path, uid, uid, AT_SYMLINK_NOFOLLOW) < 0 &&
         errno != ENOENT)
         rc = error_errno(err, ERROR_INTERNAL, errno, "own the disk of %s", s->rec.id);
-    (void)snprintf(path, sizeof(path), "sandboxes/%s", s->rec.id);
     if (rc == 0)
-        rc = own_dir(p, path, err);
-    (void)snprintf(path, sizeof(path), "sandboxes/%s/run", s->rec.id);
-    if (rc == 0)
-        rc = own_dir(p, path, err);
+        rc = own_directories(p, s->rec.id, err);
     if (rc == 0)
         LOG(LOG_INFO, "sandbox has a new uid", "sandbox=%s old=%u new=%u", s->rec.id, old->uid, uid);
     return rc;
@@ -170,10 +197,17 @@ static int load(struct privd *p, const char *id, struct error *err)
     int rc = privd_sandbox_add(p, id, &s, err);
     if (rc < 0)
         return rc;
-    if (n < 0 || p->uid_taken[n])
-        return rehome(p, s, &r, err);
-    p->uid_taken[uid_index(p, s->rec.uid)] = 0;
-    p->uid_taken[n] = 1;
+    remove_half_disk(p, id);
+    if (r.uid != 0 && (n < 0 || p->uid_taken[n])) {
+        rc = privd_sandbox_lease(p, s, err);
+        return rc < 0 ? rc : rehome(p, s, &r, err);
+    }
+    if (r.uid == 0)
+        rc = own_directories(p, id, err);
+    else
+        p->uid_taken[n] = 1;
+    if (rc < 0)
+        return rc;
     s->rec = r;
     return known ? 0 : record_write(p->records_fd, &s->rec, err);
 }
@@ -336,6 +370,8 @@ int privd_set_up(struct privd *p, const struct privd_options *o, struct error *e
     if (rc == 0)
         rc = each_entry(p->pool_fd, "golden", own_golden, p, err);
     if (rc == 0)
+        rc = each_entry(p->pool_fd, "snapshots", own_snapshot, p, err);
+    if (rc == 0)
         rc = read_records(p, err);
     if (rc < 0)
         return rc;
@@ -357,6 +393,7 @@ void privd_tear_down(struct privd *p)
     struct sandbox *next;
     HASH_ITER(hh, p->sandboxes, s, next)
     privd_sandbox_drop(p, s);
+    privd_snapshots_free(p);
     const int fds[] = {p->privd_fd, p->pool_fd, p->records_fd, p->builds_fd, p->host_net_fd};
     for (size_t i = 0; i < ARRAY_LEN(fds); i++)
         if (fds[i] >= 0)

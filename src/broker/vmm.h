@@ -21,6 +21,11 @@ int vmm_listen(const struct privd *p, int run_fd, const char *name, int *ret_fd,
  * (may be NULL) for the VMM. */
 int vmm_fifo(const struct privd *p, const char *sandbox_id, int *ret_read, int *ret_write, struct error *err);
 
+/* Makes ready the memory this boot maps and tells its path ("" for anonymous memory). A sandbox that maps
+ * sealed memory gets a link of its own to it, sandboxes/<id>/mem; another one has none. The file has the size
+ * of the VM's memory, so that no VMM resizes it. *file_size grows to what the VMM may write. */
+int vmm_memory(struct job *j, char *path, size_t size, uint64_t *file_size);
+
 struct vmm_spec {
     uid_t uid;
     char *const *argv;

@@ -109,7 +109,7 @@ static void test_damaged_records(void **state)
         "{\"version\":1,\"boot\":\"\",\"id\":\"sb_other\",\"uid\":1,\"golden\":\"\",\"vmm_pid\":0,\"vmm_"
         "start\":0,"
         "\"cgroups\":[]}",
-        "{\"version\":1,\"boot\":\"\",\"id\":\"%s\",\"uid\":0,\"golden\":\"\",\"vmm_pid\":0,\"vmm_start\":0,"
+        "{\"version\":1,\"boot\":\"\",\"id\":\"%s\",\"uid\":0,\"golden\":\"\",\"vmm_pid\":9,\"vmm_start\":0,"
         "\"cgroups\":[]"
         "}",
         "{\"version\":1,\"boot\":\"\",\"id\":\"%s\",\"uid\":1,\"golden\":\"\",\"vmm_pid\":-4,\"vmm_start\":0,"

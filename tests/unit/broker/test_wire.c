@@ -51,6 +51,12 @@ static struct request *sample(enum request_type type)
     r->disk_mib = 1024;
     if (type == REQUEST_SANDBOX_PREPARE)
         r->key[0] = '\0';
+    if (type != REQUEST_SANDBOX_PREPARE && type != REQUEST_VMM_START)
+        id_new("sn", r->snapshot_id);
+    id_new("sn", r->source_id);
+    if (type == REQUEST_SNAPSHOT_LIST)
+        id_new("sn", r->after);
+    r->go_on = 1;
     assert_true(wire_list_add(&r->packages, "curl"));
     assert_true(wire_list_add(&r->packages, "libstdc++6"));
     return r;
@@ -171,12 +177,28 @@ static void test_fields_are_checked(void **state)
     REFUSE(REQUEST_VMM_START, "vcpus", q_->vcpus = 0);
     REFUSE(REQUEST_VMM_START, "vcpus", q_->vcpus = REQUEST_VCPUS_MAX + 1);
     REFUSE(REQUEST_VMM_START, "memory_mib", q_->memory_mib = 1);
-    REFUSE(REQUEST_VMM_START, "boot", q_->boot = 3);
+    REFUSE(REQUEST_VMM_START, "boot", q_->boot = 4);
     REFUSE(REQUEST_VMM_START, "kvm", q_->kvm = 2);
+    REFUSE(REQUEST_VMM_START, "key", q_->boot = BROKER_BOOT_COLD);
+    REFUSE(REQUEST_VMM_START, "key", q_->boot = BROKER_BOOT_SNAPSHOT; id_new("sn", q_->snapshot_id));
+    REFUSE(REQUEST_VMM_START, "snapshot_id", q_->boot = BROKER_BOOT_SNAPSHOT; SET(key, ""));
+    REFUSE(REQUEST_VMM_START, "snapshot_id", id_new("sn", q_->snapshot_id));
+    REFUSE(REQUEST_VMM_START, "snapshot_id", SET(snapshot_id, "../x"));
+    REFUSE(REQUEST_SANDBOX_PREPARE, "", id_new("sn", q_->snapshot_id));
+    REFUSE(REQUEST_SANDBOX_PREPARE, "", q_->from = BROKER_FROM_SNAPSHOT);
+    REFUSE(REQUEST_SANDBOX_PREPARE, "from", q_->from = BROKER_FROM_SNAPSHOT + 1);
+    REFUSE(REQUEST_SNAPSHOT_BEGIN, "kind", q_->kind = BROKER_SNAPSHOT_DISK + 1);
+    REFUSE(REQUEST_SNAPSHOT_BEGIN, "snapshot_id", SET(snapshot_id, ""));
+    REFUSE(REQUEST_SNAPSHOT_BEGIN, "snapshot_id", SET(snapshot_id, "sb_aaaaaaaaaaaaaaaaaaaa"));
+    REFUSE(REQUEST_SNAPSHOT_REMOVE, "snapshot_id", SET(snapshot_id, "sn_../../../../etc/"));
+    REFUSE(REQUEST_SNAPSHOT_CAPTURE, "go_on", q_->go_on = 2);
+    REFUSE(REQUEST_SNAPSHOT_COPY, "source_id", SET(source_id, ""));
+    REFUSE(REQUEST_SNAPSHOT_LIST, "after", id_new("sb", q_->after));
+    REFUSE(REQUEST_SANDBOX_LIST, "after", id_new("sn", q_->after));
     REFUSE(REQUEST_VMM_START, "key", q_->key[0] = '\0');
     REFUSE(REQUEST_VMM_START, "key", q_->boot = BROKER_BOOT_COLD);
     REFUSE(REQUEST_SANDBOX_PREPARE, "disk_mib", q_->disk_mib = 0);
-    REFUSE(REQUEST_SANDBOX_PREPARE, "from", q_->from = 2);
+    REFUSE(REQUEST_SANDBOX_PREPARE, "from", q_->from = 3);
     REFUSE(REQUEST_SANDBOX_PREPARE, "", q_->from = BROKER_FROM_GOLDEN);
     REFUSE(REQUEST_TEMPLATE_BUILD, "suite", SET(suite, "-x"));
     REFUSE(REQUEST_TEMPLATE_BUILD, "suite", SET(suite, "a b"));

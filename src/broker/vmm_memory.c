@@ -1,0 +1,102 @@
+/* The memory a VMM maps, before it starts. */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/cleanup.h"
+#include "base/fault.h"
+#include "broker/privd.h"
+#include "broker/snapshot.h"
+#include "broker/vmm.h"
+
+#define MIB (1024ULL * 1024)
+
+static int check_size(struct job *j, int fd, const char *what, struct stat *ret)
+{
+    if (fstat(fd, ret) < 0)
+        return error_errno(&j->err, ERROR_INTERNAL, errno, "memory of %s", what);
+    if ((uint64_t)ret->st_size != j->req.memory_mib * MIB)
+        return error_field(&j->err, ERROR_INVALID, "memory_mib", "%s has %llu MiB of memory", what,
+                           (unsigned long long)ret->st_size / MIB);
+    return 0;
+}
+
+/* The memory of a golden that is (un)sealed as the boot needs. */
+static int open_golden(struct job *j, int *ret_fd)
+{
+    const struct request *q = &j->req;
+    char path[BROKER_KEY_SIZE + 16];
+    (void)snprintf(path, sizeof(path), "golden/%s/sealed", q->key);
+    bool is_sealed = faccessat(j->p->pool_fd, path, F_OK, 0) == 0;
+    if (q->boot == BROKER_BOOT_RESTORE && !is_sealed)
+        return error_set(&j->err, ERROR_NOT_FOUND, "golden %s is not sealed", q->key);
+    if (q->boot == BROKER_BOOT_GOLDEN && (is_sealed || strcmp(j->sandbox->rec.golden, q->key) != 0))
+        return error_set(&j->err, ERROR_CONFLICT, "golden %s was not begun for this sandbox", q->key);
+    (void)snprintf(path, sizeof(path), "golden/%s/mem", q->key);
+    *ret_fd = openat(j->p->pool_fd, path, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+    if (*ret_fd < 0)
+        return error_errno(&j->err, ERROR_NOT_FOUND, errno, "memory of golden %s", q->key);
+    return 0;
+}
+
+/* The memory of a snapshot whose parts are what its manifest says. */
+static int open_snapshot(struct job *j, int *ret_fd)
+{
+    const char *id = j->req.snapshot_id;
+    struct manifest m;
+    AUTO_CLOSE int dir = snapshot_open(j->p, id);
+    if (dir < 0)
+        return error_errno(&j->err, errno == ENOENT ? ERROR_NOT_FOUND : ERROR_INTERNAL, errno, "snapshot %s",
+                           id);
+    int rc = manifest_read(dir, id, &m, &j->err);
+    if (rc == 0 && !m.full)
+        rc = error_set(&j->err, ERROR_CONFLICT, "snapshot %s is of the disk alone", id);
+    if (rc == 0)
+        rc = snapshot_check(dir, &m, &j->err);
+    if (rc < 0)
+        return rc;
+    *ret_fd = openat(dir, "mem", O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+    return *ret_fd < 0 ? error_errno(&j->err, ERROR_NOT_FOUND, errno, "memory of snapshot %s", id) : 0;
+}
+
+/* The file keeps a name here whatever happens to the golden or the snapshot: the next snapshot's base. */
+static int link_memory(struct job *j, int fd, const char *name)
+{
+    char from[32];
+    (void)snprintf(from, sizeof(from), "/proc/self/fd/%d", fd);
+    if (linkat(AT_FDCWD, from, j->p->pool_fd, name, AT_SYMLINK_FOLLOW) < 0)
+        return error_errno(&j->err, errno == ENOENT ? ERROR_NOT_FOUND : ERROR_INTERNAL, errno, "link %s",
+                           name);
+    return 0;
+}
+
+int vmm_memory(struct job *j, char *path, size_t size, uint64_t *file_size)
+{
+    struct request *q = &j->req;
+    char name[48];
+    struct stat st;
+    AUTO_CLOSE int fd = -1;
+    (void)snprintf(name, sizeof(name), "sandboxes/%s/mem", q->sandbox_id);
+    path[0] = '\0';
+    if (unlinkat(j->p->pool_fd, name, 0) < 0 && errno != ENOENT)
+        return error_errno(&j->err, ERROR_INTERNAL, errno, "remove %s", name);
+    fault_point("privd.vmm-start.unlinked");
+    if (q->boot == BROKER_BOOT_COLD)
+        return 0;
+    bool snapshot = q->boot == BROKER_BOOT_SNAPSHOT;
+    int rc = snapshot ? open_snapshot(j, &fd) : open_golden(j, &fd);
+    if (rc == 0)
+        rc = check_size(j, fd, snapshot ? q->snapshot_id : q->key, &st);
+    if (rc < 0)
+        return rc;
+    if (q->boot == BROKER_BOOT_GOLDEN) {
+        (void)snprintf(path, size, "%s/pool/golden/%s/mem", j->p->state_dir, q->key);
+        *file_size = (uint64_t)st.st_size > *file_size ? (uint64_t)st.st_size : *file_size;
+        return 0;
+    }
+    (void)snprintf(path, size, "%s/pool/%s", j->p->state_dir, name);
+    return link_memory(j, fd, name);
+}
