@@ -87,6 +87,21 @@ static void test_text_is_cut_between_characters(void **state)
     }
 }
 
+static void test_when_to_try_again(void **state)
+{
+    (void)state;
+    struct error err = ERROR_INIT;
+    (void)error_set(&err, ERROR_NO_SPACE, "full");
+    assert_int_equal(err.retry_s, 0);
+    error_retry(&err, 10);
+    assert_int_equal(err.retry_s, 10);
+    (void)error_wrap(&err, "while it was made"); /* keeps it */
+    assert_int_equal(err.retry_s, 10);
+    (void)error_set(&err, ERROR_CONFLICT, "another"); /* is another */
+    assert_int_equal(err.retry_s, 0);
+    error_retry(NULL, 10);
+}
+
 static void test_table_is_whole_and_unique(void **state)
 {
     (void)state;
@@ -104,7 +119,7 @@ static void test_table_is_whole_and_unique(void **state)
         assert_true(status >= 400 && status < 600);
         seen++;
     }
-    assert_int_equal(seen, -ERROR_HEADER_TOO_LARGE);
+    assert_int_equal(seen, -ERROR_INCOMPATIBLE);
     assert_int_equal(error_status(-9999), 500);
     assert_string_equal(error_slug(12), "internal");
 }
@@ -116,6 +131,7 @@ int main(void)
         cmocka_unit_test(test_field_is_kept_and_cut),
         cmocka_unit_test(test_errno_picks_the_typed_code),
         cmocka_unit_test(test_wrap_puts_context_first),
+        cmocka_unit_test(test_when_to_try_again),
         cmocka_unit_test(test_table_is_whole_and_unique),
         cmocka_unit_test(test_text_is_always_utf8_without_control_bytes),
         cmocka_unit_test(test_text_is_cut_between_characters),

@@ -43,6 +43,8 @@ static void fail_item(struct http_request *r, void *arg)
     uint64_t code;
     if (http_query_u64(r, "code", 0, 100, 1, &code, &err) == 0) {
         (void)error_field(&err, -(int)code, "a.b", "it failed");
+        if (code == -ERROR_NO_SPACE && http_query(r, "retry"))
+            error_retry(&err, 10);
         (void)snprintf(err.operation_id, sizeof(err.operation_id), "op_1");
     }
     http_reply_error(r, &err);
@@ -113,7 +115,7 @@ static const struct http_route routes[] = {
     {"POST", "/small", post_item, NULL, ROLE_USER, BODY_JSON, 64, "small", NULL},
     {"DELETE", "/items/{id}", empty, NULL, ROLE_ADMIN, BODY_NONE, 0, "delete", NULL},
     {"POST", "/items/{id}/none", empty, NULL, ROLE_USER, BODY_NONE, 0, "none", NULL},
-    {"GET", "/fail", fail_item, NULL, ROLE_NONE, BODY_NONE, 0, "fail", "code"},
+    {"GET", "/fail", fail_item, NULL, ROLE_NONE, BODY_NONE, 0, "fail", "code,retry"},
     {"GET", "/rest/{rest...}", rest, NULL, ROLE_NONE, BODY_NONE, 0, "rest", "*"},
     {"GET", "/wait", wait_item, NULL, ROLE_NONE, BODY_NONE, 0, "wait", NULL},
     {"POST", "/release", release, NULL, ROLE_NONE, BODY_NONE, 0, "release", NULL},
@@ -253,7 +255,15 @@ static void writes_problems(void **state)
     answer_finish(&a);
     request(&f, &a, "GET", "/fail?code=23", NULL, NULL, NULL);
     assert_int_equal(a.status, 429);
-    assert_non_null(answer_header(&a, "Retry-After"));
+    assert_string_equal(answer_header(&a, "Retry-After"), "1");
+    answer_finish(&a);
+    request(&f, &a, "GET", "/fail?code=26", NULL, NULL, NULL); /* as a guest's full disk */
+    assert_int_equal(a.status, 507);
+    assert_null(answer_header(&a, "Retry-After"));
+    answer_finish(&a);
+    request(&f, &a, "GET", "/fail?code=26&retry=1", NULL, NULL, NULL); /* as the server's */
+    assert_int_equal(a.status, 507);
+    assert_string_equal(answer_header(&a, "Retry-After"), "10");
     answer_finish(&a);
     request(&f, &a, "GET", "/items/x", NULL, NULL, NULL);
     assert_non_null(answer_header(&a, "WWW-Authenticate"));
