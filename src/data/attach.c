@@ -121,6 +121,22 @@ static void on_running(struct data_call *c, struct sandbox *sb)
         data_call_fail(c, &err);
 }
 
+/* It sleeps, or is on its way there, or comes back from there. */
+static bool sleeps(enum sandbox_state state)
+{
+    switch (state) {
+    case SANDBOX_PAUSING:
+    case SANDBOX_PAUSED:
+    case SANDBOX_RESUMING:
+    case SANDBOX_SUSPENDING:
+    case SANDBOX_SUSPENDED:
+    case SANDBOX_RESTORING:
+        return true;
+    default:
+        return false;
+    }
+}
+
 /* A process that has ended needs no sandbox. One that runs in a sandbox that sleeps is followed at once when
  * nothing may wake it. */
 static bool needs_sandbox(const struct attach *a)
@@ -130,7 +146,7 @@ static bool needs_sandbox(const struct attach *a)
     case PROCESS_EXITED:
         return false;
     case PROCESS_RUNNING:
-        return sb && sandbox_state(sb) == SANDBOX_PAUSED && sandbox_auto_wake(sb);
+        return sb && sleeps(sandbox_state(sb)) && sandbox_auto_wake(sb);
     case PROCESS_CREATED:
         break;
     }

@@ -7,7 +7,7 @@
 #include "base/id.h"
 #include "data/data.h"
 
-#define WAKE_MS (30 * 1000) /* how long a request waits for its sandbox to run */
+#define WAKE_MS (30 * 1000) /* how long a request waits for its sandbox to run, unless configured */
 
 struct data_call;
 struct file_op;

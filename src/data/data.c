@@ -60,6 +60,8 @@ int data_create(const struct data_config *config, struct data **ret, struct erro
     if (!d)
         return error_set(err, ERROR_NO_MEMORY, "out of memory");
     d->config = *config;
+    if (d->config.wake_ms == 0)
+        d->config.wake_ms = WAKE_MS;
     d->public_url = strdup(config->public_url);
     if (!d->public_url) {
         free(d);
@@ -253,7 +255,7 @@ void data_call_when_running(struct data_call *c, void (*then)(struct data_call *
         return;
     }
     if (sb)
-        c->ready = sandbox_when_running(c->d->config.sandboxes, sb, WAKE_MS, on_ready, c);
+        c->ready = sandbox_when_running(c->d->config.sandboxes, sb, c->d->config.wake_ms, on_ready, c);
     if (c->ready)
         return;
     if (sb)

@@ -14,6 +14,7 @@ struct data_config {
     struct sandboxes *sandboxes;
     struct sessions *sessions;
     const char *public_url; /* "http://127.0.0.1:7780": start of attach.url; copied */
+    unsigned wake_ms;       /* how long a request waits for its sandbox to run; 0: 30,000 */
 };
 
 /* Adds its routes to the server. */

@@ -50,7 +50,7 @@ static void wake(struct data *d, struct sandbox *sb)
         return;
     c->d = d;
     DL_APPEND(d->calls, c);
-    c->ready = sandbox_when_running(d->config.sandboxes, sb, WAKE_MS, wake_done, c);
+    c->ready = sandbox_when_running(d->config.sandboxes, sb, d->config.wake_ms, wake_done, c);
     if (!c->ready)
         data_call_free(c);
 }

@@ -341,6 +341,30 @@ static void test_wakes(void **state)
     assert_non_null(fake_process(g->w->guest, k.process));
 }
 
+/* Whoever comes back to a process of a sandbox that sleeps, or is on its way there, wakes it. */
+static void test_wakes_for_a_running_process(void **state)
+{
+    struct rig *g = *state;
+    static const enum sandbox_state states[] = {SANDBOX_PAUSING,    SANDBOX_PAUSED,    SANDBOX_RESUMING,
+                                                SANDBOX_SUSPENDING, SANDBOX_SUSPENDED, SANDBOX_RESTORING};
+    struct attach_keys k = new_session(g, "{\"argv\":[\"sh\"],\"start\":\"now\"}");
+    fake_started(guest_process_of(g, &k), 77);
+    for (size_t i = 0; i < ARRAY_LEN(states); i++) {
+        unsigned waits = g->w->sandboxes->waits;
+        struct error no = {.code = ERROR_TIMEOUT, .message = "not yet"};
+        char path[256];
+        g->w->sb->state = states[i];
+        (void)snprintf(path, sizeof(path), "/v1/attach/%s?token=%s", k.session, k.token);
+        struct client *c = request(g, NULL, "GET", path, "Accept: application/x-ndjson\r\n", NULL, 0);
+        rig_until(g, g->w->sandboxes->waits == waits + 1);
+        fake_ready(g->w->sandboxes, &no);
+        struct answer a = answer_of(g, c);
+        assert_int_equal(a.status, 504);
+        answer_free(&a);
+    }
+    g->w->sb->state = SANDBOX_RUNNING;
+}
+
 static struct client *ndjson(struct rig *g, const struct attach_keys *k)
 {
     char path[256];
@@ -439,11 +463,21 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
 #define T(name) cmocka_unit_test_setup_teardown(name, rig_setup, rig_teardown)
-        T(test_first_attach),         T(test_reattach),      T(test_refused),
-        T(test_bad_messages),         T(test_late_messages), T(test_stdin_back_pressure),
-        T(test_output_back_pressure), T(test_gap),           T(test_sandbox_gone),
-        T(test_server_ends),          T(test_wakes),         T(test_ndjson),
-        T(test_ndjson_broken),        T(test_resize),
+        T(test_first_attach),
+        T(test_reattach),
+        T(test_refused),
+        T(test_bad_messages),
+        T(test_late_messages),
+        T(test_stdin_back_pressure),
+        T(test_output_back_pressure),
+        T(test_gap),
+        T(test_sandbox_gone),
+        T(test_server_ends),
+        T(test_wakes),
+        T(test_wakes_for_a_running_process),
+        T(test_ndjson),
+        T(test_ndjson_broken),
+        T(test_resize),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
