@@ -29,6 +29,15 @@ struct config {
     uint64_t max_disk_mib;
     uint64_t max_sandboxes;
     uint64_t memory_limit_mib;
+    uint64_t memory_reserve_mib;
+    char memory_pressure[CONFIG_TEXT_MAX];
+    uint64_t min_free_disk_mib;
+    uint64_t default_idle_timeout_s;
+    char default_on_idle[CONFIG_TEXT_MAX];
+    uint64_t default_max_lifetime_s;
+    char default_auto_wake[CONFIG_TEXT_MAX];
+    uint64_t wake_timeout_s;
+    uint64_t expired_retention_s;
     uint64_t warm_per_golden;
     uint64_t warm_total;
     uint64_t retention_s;

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -130,6 +131,31 @@ static uint64_t memory_default(void)
     return pages > 0 && size > 0 ? (uint64_t)pages * (uint64_t)size / 1048576 * 8 / 10 : 0;
 }
 
+/* Memory that the host can give now, in MiB; without an answer, none is refused for it. */
+static uint64_t memory_available(void)
+{
+    AUTO_FREE char *text = NULL;
+    size_t len;
+    if (fs_read_file(AT_FDCWD, "/proc/meminfo", 65536, &text, &len, NULL) < 0)
+        return UINT64_MAX;
+    const char *line = strstr(text, "MemAvailable:");
+    return line ? strtoull(line + strlen("MemAvailable:"), NULL, 10) / 1024 : UINT64_MAX;
+}
+
+static void set_policy(struct sandboxes_config *config, const struct config *c)
+{
+    config->default_idle_timeout_s = (int64_t)c->default_idle_timeout_s;
+    config->default_on_idle = c->default_on_idle;
+    config->default_max_lifetime_s = (int64_t)c->default_max_lifetime_s;
+    config->default_auto_wake = strcmp(c->default_auto_wake, "yes") == 0;
+    config->expired_retention_s = (unsigned)c->expired_retention_s;
+    config->host_memory = memory_available;
+    config->memory_reserve_mib = c->memory_reserve_mib;
+    config->pool_info = broker_info;
+    config->min_free_disk_mib = c->min_free_disk_mib;
+    config->suspend_under_pressure = strcmp(c->memory_pressure, "suspend") == 0;
+}
+
 static int open_sandboxes(struct daemon *d, struct error *err)
 {
     const struct config *c = &d->h->config;
@@ -151,6 +177,7 @@ static int open_sandboxes(struct daemon *d, struct error *err)
         .max_disk_mib = (uint32_t)c->max_disk_mib,
         .retention_s = (unsigned)c->retention_s,
     };
+    set_policy(&config, c);
     (void)str_copy(config.platform, sizeof(config.platform), d->h->image.digest);
     return sandboxes_create(&config, &d->sandboxes, err);
 }
@@ -253,6 +280,7 @@ static int open_data(struct daemon *d, struct error *err)
         .sandboxes = d->sandboxes,
         .sessions = d->sessions,
         .public_url = *public_url ? public_url : d->url,
+        .wake_ms = (unsigned)d->h->config.wake_timeout_s * 1000,
     };
     return data_create(&config, &d->data, err);
 }
