@@ -177,6 +177,105 @@ static void test_sealed(void **state)
     check_all(f->j);
 }
 
+static void seal(struct fixture *f)
+{
+    struct journal_seal seal;
+    journal_seal_prepare(f->j, &seal);
+    journal_seal_sync(&seal);
+    assert_true(journal_seal_write(&seal, f->j));
+    journal_seal_close(&seal);
+}
+
+/* After a restart of the host a sealed journal goes on, and is believed by this boot. */
+static void test_appended_after_reboot(void **state)
+{
+    struct fixture *f = *state;
+    append(f->j, 7000);
+    seal(f);
+    reopen(f, other_boot);
+    append(f->j, 3000); /* it wraps: what was sealed is overwritten */
+    check_all(f->j);
+    uint64_t start = journal_start(f->j);
+    reopen(f, other_boot);
+    assert_int_equal(journal_start(f->j), start);
+    assert_int_equal(journal_end(f->j), 10000);
+    check_all(f->j);
+    reopen(f, boot);
+    assert_int_equal(journal_start(f->j), 10000);
+}
+
+static void test_seal_too_late(void **state)
+{
+    struct fixture *f = *state;
+    struct journal_seal seal;
+    append(f->j, 100);
+    journal_seal_prepare(f->j, &seal);
+    append(f->j, 1);
+    assert_false(journal_seal_write(&seal, f->j));
+    journal_seal_close(&seal);
+    reopen(f, boot);
+    assert_int_equal(journal_end(f->j), 101);
+}
+
+static void test_cut_back(void **state)
+{
+    struct fixture *f = *state;
+    append(f->j, 3 * CAP + 500);
+    uint64_t start = journal_start(f->j);
+    assert_false(journal_cut(f->j, start - 1));
+    assert_false(journal_cut(f->j, journal_end(f->j) + 1));
+    assert_true(journal_cut(f->j, start + 1000));
+    assert_int_equal(journal_end(f->j), start + 1000);
+    reopen(f, boot);
+    assert_int_equal(journal_start(f->j), start);
+    assert_int_equal(journal_end(f->j), start + 1000);
+    check_all(f->j);
+    append(f->j, CAP);
+    check_all(f->j);
+    seal(f);
+    assert_true(journal_cut(f->j, journal_start(f->j) + 10));
+    reopen(f, other_boot); /* no longer sealed: others may stand where its bytes were */
+    assert_int_equal(journal_start(f->j), journal_end(f->j));
+}
+
+static void test_copy(void **state)
+{
+    struct fixture *f = *state;
+    struct journal *copy = NULL;
+    append(f->j, 2 * CAP + 700);
+    uint64_t start = journal_start(f->j);
+    uint64_t at = journal_end(f->j) - 300;
+    assert_int_equal(journal_copy(f->j, start - 1, f->fd, "c", boot, &copy, &f->err), ERROR_RANGE);
+    assert_ok(journal_copy(f->j, at, f->fd, "c", boot, &copy, &f->err), &f->err);
+    append(f->j, CAP); /* what becomes of the first is not the second's */
+    assert_int_equal(journal_start(copy), start);
+    assert_int_equal(journal_end(copy), at);
+    check_all(copy);
+    append(copy, 5000);
+    check_all(copy);
+    journal_close(copy);
+    check_all(f->j);
+}
+
+/* Where nothing can be shared, the newest 4 MiB are copied. */
+static void test_copy_of_a_large_one(void **state)
+{
+    struct fixture *f = *state;
+    struct journal *large = NULL;
+    struct journal *copy = NULL;
+    assert_ok(journal_create(f->fd, "l", 16 << 20, 0, boot, &large, &f->err), &f->err);
+    append(large, 6 << 20);
+    assert_ok(journal_copy(large, 6 << 20, f->fd, "c", boot, &copy, &f->err), &f->err);
+    assert_int_equal(journal_end(copy), 6 << 20);
+    assert_true(journal_start(copy) == 0 || journal_start(copy) == 2 << 20);
+    check_all(copy);
+    append(copy, 12 << 20);
+    check_all(copy);
+    journal_close(copy);
+    check_all(large);
+    journal_close(large);
+}
+
 static void spoil(struct fixture *f, off_t at, const void *data, size_t n)
 {
     int fd = openat(f->fd, "j", O_WRONLY);
@@ -320,9 +419,23 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
-        T(test_empty),        T(test_wrap),       T(test_larger_than_ring), T(test_reopen),
-        T(test_begins_later), T(test_other_boot), T(test_sealed),           T(test_damaged),
-        T(test_cut),          T(test_disk_full),  T(test_no_room_at_all),   T(test_killed),
+        T(test_empty),
+        T(test_wrap),
+        T(test_larger_than_ring),
+        T(test_reopen),
+        T(test_begins_later),
+        T(test_other_boot),
+        T(test_sealed),
+        T(test_appended_after_reboot),
+        T(test_seal_too_late),
+        T(test_cut_back),
+        T(test_copy),
+        T(test_copy_of_a_large_one),
+        T(test_damaged),
+        T(test_cut),
+        T(test_disk_full),
+        T(test_no_room_at_all),
+        T(test_killed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
