@@ -24,13 +24,13 @@ static void give_event(struct attach *a, json_t *event)
     json_decref(event);
 }
 
-static void end(struct attach *a, bool whole, const char *reason)
+static void end(struct attach *a, enum attach_end how, const char *reason)
 {
     if (a->ended)
         return;
     a->ended = true;
     struct process_reader *r = TAKE(a->reader);
-    a->wire->end(a, whole, reason);
+    a->wire->end(a, how, reason);
     process_reader_close(r);
 }
 
@@ -57,17 +57,32 @@ static void on_result(void *arg, const json_t *result)
     json_t *event = json_pack("{ss}", "type", "result");
     if (!event || json_object_update(event, (json_t *)result) != 0) {
         json_decref(event);
-        end(a, false, "out of memory");
+        end(a, ATTACH_END_BROKEN, "out of memory");
         return;
     }
     give_event(a, event);
-    end(a, true, "");
+    end(a, ATTACH_END_RESULT, "");
+}
+
+/* Not an end: where it goes on, and from which byte. */
+static json_t *farewell_json(const struct attach *a, const char *type)
+{
+    AUTO_FREE char *path = str_printf("/v1/attach/%s", a->session_id);
+    return json_pack("{ss ss ss sI sI ss}", "type", type, "sandbox_id", a->call.sandbox_id, "session_id",
+                     a->session_id, "stdout_offset",
+                     (json_int_t)process_reader_offset(a->reader, GUEST_STDOUT), "stderr_offset",
+                     (json_int_t)process_reader_offset(a->reader, GUEST_STDERR), "attach", path ? path : "");
 }
 
 static void on_interrupted(void *arg, const char *reason, const char *message)
 {
-    (void)reason;
-    end(arg, false, message);
+    struct attach *a = arg;
+    if (!str_eq(reason, PROCESS_SUSPENDED) && !str_eq(reason, PROCESS_ROLLED_BACK)) {
+        end(a, ATTACH_END_BROKEN, message);
+        return;
+    }
+    give_event(a, farewell_json(a, reason));
+    end(a, ATTACH_END_LATER, message);
 }
 
 static void on_stdin_room(void *arg)
@@ -95,6 +110,7 @@ static void release(struct data_call *c, bool aborted)
     process_reader_close(TAKE(a->reader));
     buf_finish(&a->input);
     buf_finish(&a->lines);
+    json_decref(TAKE(a->farewell));
 }
 
 static void follow(struct attach *a)
@@ -202,6 +218,7 @@ void attach_get(struct http_request *r, void *arg)
     }
     (void)str_copy(a->call.sandbox_id, sizeof(a->call.sandbox_id), process_sandbox_id(a->process));
     (void)str_copy(a->process_id, sizeof(a->process_id), process_id(a->process));
+    (void)str_copy(a->session_id, sizeof(a->session_id), http_param(r, "session"));
     struct sandbox *sb = data_call_sandbox(&a->call);
     if (sb)
         sandbox_touch(a->call.d->config.sandboxes, sb);

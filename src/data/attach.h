@@ -5,12 +5,18 @@
 
 struct attach;
 
+enum attach_end {
+    ATTACH_END_RESULT, /* the result has been given */
+    ATTACH_END_LATER,  /* the last event told where to come back */
+    ATTACH_END_BROKEN,
+};
+
 /* How a wire carries what a reader brings. */
 struct attach_wire {
     void (*open)(struct attach *a); /* the process is there: answer the request */
     void (*event)(struct attach *a, const json_t *event);
     size_t (*output)(struct attach *a, enum guest_stream stream, uint64_t offset, const void *data, size_t n);
-    void (*end)(struct attach *a, bool whole, const char *reason); /* whole: the result has been given */
+    void (*end)(struct attach *a, enum attach_end how, const char *reason);
     void (*stdin_room)(struct attach *a);
 };
 
@@ -19,6 +25,7 @@ struct attach {
     const struct attach_wire *wire;
     struct process *process; /* held by the reader from the moment there is one */
     char process_id[ID_SIZE];
+    char session_id[ID_SIZE];
     struct process_reader *reader;
     uint64_t offset[2];
     bool ended; /* wire->end was called */
@@ -26,6 +33,7 @@ struct attach {
     struct http_ws *ws;
     struct buf input; /* stdin that the guest has not taken */
     bool input_closed;
+    json_t *farewell; /* came before the connection was there */
     /* NDJSON */
     struct buf lines;
     bool broken;

@@ -74,10 +74,10 @@ static size_t ndjson_output(struct attach *a, enum guest_stream stream, uint64_t
     return taken;
 }
 
-static void ndjson_end(struct attach *a, bool whole, const char *reason)
+static void ndjson_end(struct attach *a, enum attach_end how, const char *reason)
 {
     (void)reason;
-    a->broken = a->broken || !whole;
+    a->broken = a->broken || how == ATTACH_END_BROKEN;
     http_stream_wake(a->call.r);
 }
 

@@ -14,6 +14,7 @@
 #define FRAME_MIN 4096         /* less room than this: wait for more */
 #define INPUT_MAX (ATTACH_MESSAGE_MAX + 64 * 1024)
 #define CLOSE_NORMAL 1000
+#define CLOSE_LEAVING 1001
 #define CLOSE_POLICY 1008
 #define CLOSE_BROKEN 1011
 #define REASON_MAX 120 /* bytes of a close frame's reason */
@@ -119,6 +120,11 @@ static void on_message(struct http_ws *ws, bool text, const void *data, size_t n
 
 static void ws_event(struct attach *a, const json_t *event)
 {
+    if (!a->ws) { /* only a rollback does not wait until there is one */
+        json_decref(a->farewell);
+        a->farewell = json_incref((json_t *)event);
+        return;
+    }
     char *text = json_dumps(event, JSON_COMPACT);
     if (!text || !http_ws_send(a->ws, true, text, strlen(text), NULL, 0)) {
         a->ended = true;
@@ -157,10 +163,15 @@ static void on_room(struct http_ws *ws)
         process_reader_resume(a->reader);
 }
 
-static void ws_end(struct attach *a, bool whole, const char *reason)
+static void ws_end(struct attach *a, enum attach_end how, const char *reason)
 {
+    static const unsigned codes[] = {
+        [ATTACH_END_RESULT] = CLOSE_NORMAL,
+        [ATTACH_END_LATER] = CLOSE_LEAVING,
+        [ATTACH_END_BROKEN] = CLOSE_BROKEN,
+    };
     if (a->ws)
-        ws_close(a, whole ? CLOSE_NORMAL : CLOSE_BROKEN, reason);
+        ws_close(a, codes[how], reason);
 }
 
 /* --- the connection --- */
@@ -181,7 +192,10 @@ static void on_opened(struct http_ws *ws, void *arg)
     struct attach *a = arg;
     a->ws = ws;
     a->call.held = true; /* from here on the connection owns it */
-    if (a->ended)
+    if (a->farewell) {
+        ws_event(a, a->farewell);
+        ws_close(a, CLOSE_LEAVING, json_string_value(json_object_get(a->farewell, "type")));
+    } else if (a->ended)
         ws_close(a, CLOSE_BROKEN, "the process is no longer known");
     else if (a->reader)
         process_reader_resume(a->reader);

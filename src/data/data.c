@@ -42,16 +42,30 @@ static struct http_route routes[] = {
      "MkdirRequest", "Mkdir", 201},
 };
 
+/* What a request on a link that goes away is told: after a suspend, or on the way to an earlier state, it may
+ * be asked again, and wakes the sandbox when that is allowed. */
+static struct error link_error(struct data *d, const char *id, const struct error *why)
+{
+    struct error lost = {.code = ERROR_UNAVAILABLE, .message = "the link to the sandbox is down"};
+    struct sandbox *sb = sandboxes_find(d->config.sandboxes, id);
+    enum sandbox_state state = sb ? sandbox_state(sb) : SANDBOX_DELETED;
+    if (state == SANDBOX_SUSPENDING || state == SANDBOX_SUSPENDED)
+        (void)error_set(&lost, ERROR_UNAVAILABLE, "the sandbox was suspended meanwhile; ask again");
+    else if (state == SANDBOX_RESTORING)
+        (void)error_set(&lost, ERROR_UNAVAILABLE, "the sandbox was rolled back meanwhile; ask again");
+    else if (why && why->code)
+        lost = *why;
+    return lost;
+}
+
 static void on_link(void *arg, const char *sandbox_id, struct guest *g, const struct error *why)
 {
     struct data *d = arg;
-    struct error lost = {.code = ERROR_UNAVAILABLE, .message = "the link to the sandbox is down"};
     if (g)
         return;
-    if (!why || !why->code)
-        why = &lost;
-    file_calls_fail(d, sandbox_id, why);
-    file_ops_fail(d, sandbox_id, why);
+    struct error lost = link_error(d, sandbox_id, why);
+    file_calls_fail(d, sandbox_id, &lost);
+    file_ops_fail(d, sandbox_id, &lost);
 }
 
 int data_create(const struct data_config *config, struct data **ret, struct error *err)

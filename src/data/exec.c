@@ -127,7 +127,17 @@ static void on_interrupted(void *arg, const char *reason, const char *message)
 {
     struct exec *x = arg;
     struct error err = ERROR_INIT;
-    (void)error_set(&err, ERROR_UNAVAILABLE, "%s: %s", reason, message);
+    bool goes_on = str_eq(reason, PROCESS_SUSPENDED) || str_eq(reason, PROCESS_ROLLED_BACK);
+    /* Not one to ask again: that would run the command twice. */
+    if (goes_on)
+        (void)error_set(&err, ERROR_CONFLICT,
+                        "%s while the command ran; it goes on with the sandbox as process %s: "
+                        "wait for its result at /v1/sandboxes/%s/processes/%s?wait_s=60",
+                        message, process_id(x->process), x->call.sandbox_id, process_id(x->process));
+    else
+        (void)error_set(&err, ERROR_UNAVAILABLE, "%s: %s", reason, message);
+    if (goes_on && x->call.r)
+        http_add_header(x->call.r, "X-Space-Process", process_id(x->process));
     data_call_fail(&x->call, &err);
 }
 

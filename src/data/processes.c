@@ -278,9 +278,11 @@ void process_signal_post(struct http_request *r, void *arg)
 struct input {
     struct data_call call; /* first */
     struct process *process;
-    struct process_reader *reader; /* for its stdin_room and its end */
+    char process_id[ID_SIZE];
+    struct process_reader *reader; /* for its stdin_room and its end; NULL while it waits for the sandbox */
     bool close;
-    bool over; /* answered */
+    bool ended; /* the body is */
+    bool over;  /* answered */
 };
 
 static void input_release(struct data_call *c, bool aborted)
@@ -333,6 +335,8 @@ static size_t input_data(struct http_request *r, const void *data, size_t n)
     struct error err = ERROR_INIT;
     if (in->over)
         return n;
+    if (!in->reader)
+        return 0; /* it waits for the sandbox */
     if (process_stdin(in->process, data, n, &taken, &err) < 0) {
         input_fail(in, &err);
         return n;
@@ -344,7 +348,8 @@ static void input_end(struct http_request *r)
 {
     struct input *in = http_data(r);
     struct error err = ERROR_INIT;
-    if (in->over)
+    in->ended = true;
+    if (in->over || !in->reader)
         return;
     if (in->close && process_stdin_close(in->process, &err) < 0) {
         input_fail(in, &err);
@@ -356,6 +361,34 @@ static void input_end(struct http_request *r)
 
 static const struct http_body_events input_body = {.data = input_data, .end = input_end};
 
+static int input_open(struct input *in, struct error *err)
+{
+    size_t taken = 0;
+    int rc = process_stdin(in->process, NULL, 0, &taken, err);
+    return rc < 0 ? rc : process_reader_open(in->process, 0, 0, &input_events, in, &in->reader, err);
+}
+
+static void input_running(struct data_call *c, struct sandbox *sb)
+{
+    struct input *in = (struct input *)c;
+    struct error err = ERROR_INIT;
+    (void)sb;
+    in->process = data_call_process(c, in->process_id, &err);
+    if (!in->process || input_open(in, &err) < 0)
+        input_fail(in, &err);
+    else if (in->ended)
+        input_end(c->r);
+    else
+        http_body_resume(c->r);
+}
+
+/* No guest is there that could take input. */
+static bool has_no_guest(const struct sandbox *sb)
+{
+    enum sandbox_state state = sandbox_state(sb);
+    return state == SANDBOX_SUSPENDING || state == SANDBOX_SUSPENDED || state == SANDBOX_RESTORING;
+}
+
 void process_stdin_post(struct http_request *r, void *arg)
 {
     struct data *d = arg;
@@ -366,17 +399,24 @@ void process_stdin_post(struct http_request *r, void *arg)
     uint64_t close = 0;
     size_t taken = 0;
     struct error err = ERROR_INIT;
+    struct sandbox *sb = sandboxes_find(d->config.sandboxes, process_sandbox_id(p));
+    bool waits = sb && has_no_guest(sb);
     in->process = p;
+    (void)str_copy(in->process_id, sizeof(in->process_id), process_id(p));
+    (void)str_copy(in->call.sandbox_id, sizeof(in->call.sandbox_id), process_sandbox_id(p));
     int rc = http_query_u64(r, "close", 0, 1, 0, &close, &err);
     if (rc == 0)
         rc = process_stdin(p, NULL, 0, &taken, &err); /* refused before the body is read */
-    if (rc == 0)
-        rc = process_reader_open(p, 0, 0, &input_events, in, &in->reader, &err);
+    if (rc == 0 && !waits)
+        rc = input_open(in, &err);
     if (rc < 0) {
         data_call_fail(&in->call, &err);
         return;
     }
     in->close = close == 1;
-    wake(d, sandboxes_find(d->config.sandboxes, process_sandbox_id(p)));
     http_body_start(r, &input_body);
+    if (waits)
+        data_call_when_running(&in->call, input_running);
+    else
+        wake(d, sb);
 }
