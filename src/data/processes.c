@@ -280,6 +280,7 @@ struct input {
     struct process *process;
     char process_id[ID_SIZE];
     struct process_reader *reader; /* for its stdin_room and its end; NULL while it waits for the sandbox */
+    uint64_t taken;
     bool close;
     bool ended; /* the body is */
     bool over;  /* answered */
@@ -317,9 +318,16 @@ static void input_result(void *arg, const json_t *result)
 
 static void input_interrupted(void *arg, const char *reason, const char *message)
 {
+    struct input *in = arg;
     struct error err = ERROR_INIT;
-    (void)error_set(&err, ERROR_UNAVAILABLE, "%s: %s", reason, message);
-    input_fail(arg, &err);
+    if (str_eq(reason, PROCESS_SUSPENDED)) /* what was taken is given to the process when it is restored */
+        (void)error_set(&err, ERROR_CONFLICT, "%s; %llu bytes of the input had been taken", message,
+                        (unsigned long long)in->taken);
+    else if (str_eq(reason, PROCESS_ROLLED_BACK))
+        (void)error_set(&err, ERROR_CONFLICT, "%s; the process has the input that it had then", message);
+    else
+        (void)error_set(&err, ERROR_UNAVAILABLE, "%s: %s", reason, message);
+    input_fail(in, &err);
 }
 
 static const struct process_reader_events input_events = {
@@ -341,6 +349,7 @@ static size_t input_data(struct http_request *r, const void *data, size_t n)
         input_fail(in, &err);
         return n;
     }
+    in->taken += taken;
     return taken;
 }
 
