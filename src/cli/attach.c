@@ -62,7 +62,9 @@ struct attach {
     bool pipe_told;
     char why[256]; /* the server's last word on why it cannot go on */
     struct attach_outcome out;
-    bool finished; /* out.end is set */
+    bool finished;      /* out.end or `away` is set */
+    bool away;          /* the sandbox was suspended or rolled back; the command goes on there */
+    struct error later; /* `away`: that, and how to come back */
 };
 
 static void finish(struct attach *a, enum attach_end end)
@@ -150,6 +152,25 @@ static void on_started(struct attach *a)
         send_json(a, json_pack("{s:s}", "type", "stdin_close"));
 }
 
+/* The server sends us away without a result, and says where the command goes on. */
+static void on_away(struct attach *a, const json_t *m, const char *what, const char *when)
+{
+    const char *sandbox = json_string_value(json_object_get(m, "sandbox_id"));
+    const char *session = json_string_value(json_object_get(m, "session_id"));
+    const char *process = a->spec->process_id;
+    (void)error_set(&a->later, ERROR_UNAVAILABLE,
+                    "the sandbox was %s; the command goes on %s: "
+                    "space attach %.32s%s%.32s --stdout-offset %lld --stderr-offset %lld",
+                    what, when, process && sandbox ? sandbox : "", process && sandbox ? " " : "",
+                    process   ? process
+                    : session ? session
+                              : "SESSION",
+                    (long long)json_integer_value(json_object_get(m, "stdout_offset")),
+                    (long long)json_integer_value(json_object_get(m, "stderr_offset")));
+    a->away = true;
+    a->finished = true;
+}
+
 static void on_text(void *arg, const char *text, size_t n)
 {
     struct attach *a = arg;
@@ -166,6 +187,10 @@ static void on_text(void *arg, const char *text, size_t n)
         (void)json_object_del(m, "type");
         a->out.result = json_incref(m);
         finish(a, ATTACH_RESULT);
+    } else if (str_eq(type, "suspended")) {
+        on_away(a, m, "suspended", "when it is restored");
+    } else if (str_eq(type, "rolled_back")) {
+        on_away(a, m, "rolled back", "from where it was then");
     } else if (word) {
         (void)str_copy(a->why, sizeof(a->why), word);
     }
@@ -554,6 +579,11 @@ int attach_run(const struct attach_spec *spec, struct attach_outcome *ret, bool 
     sink_finish(&a.sinks[1]);
     free(a.session_id);
     free(a.token);
+    if (rc == 0 && a.away) {
+        rc = a.later.code;
+        if (err)
+            *err = a.later;
+    }
     *ret_started = r.ever;
     a.out.stdout_offset = a.offsets[0];
     a.out.stderr_offset = a.offsets[1];

@@ -450,6 +450,19 @@ class Breaks(Case):
         self.assertIn(b"stdin was not asked for", r.stderr)
         self.assertEqual(len(self.server.attaches), 1)
 
+    def test_a_sleeping_sandbox_sends_us_away(self):
+        for word in ("suspended", "rolled_back"):
+            event = {"type": word, "sandbox_id": "sb_1", "session_id": "se_1", "stdout_offset": 3,
+                     "stderr_offset": 0, "attach": "/v1/attach/se_1"}
+            self.server.scripts = [[STARTED, ("out", 0, b"abc"),
+                                    ("json", event), ("close", 1001, word.encode())]]
+            del self.server.attaches[:]
+            r = self.space("exec", "--no-stdin", "sb_1", "x")
+            self.assertEqual((r.returncode, r.stdout), (125, b"abc"))
+            self.assertIn(word.replace("_", " ").encode(), r.stderr)
+            self.assertIn(b"space attach sb_1 pr_1 --stdout-offset 3 --stderr-offset 0", r.stderr)
+            self.assertEqual(len(self.server.attaches), 1)  # it does not come back by itself
+
     def test_expired_token_is_renewed(self):
         self.server.scripts = [[STARTED, ("out", 0, b"a"), ("drop",)],
                                [("refuse", 401, problem(401, "token_expired"))],
