@@ -1,6 +1,8 @@
 /* Idle time, lifetime, retention, by a clock that the test moves. */
 #include "world.h"
 
+#include <time.h>
+
 static const char *new_with(struct world *w, const char *lifecycle)
 {
     static char ids[4][ID_SIZE];
@@ -71,6 +73,122 @@ static void test_busy_is_not_idle(void **state)
     world_until(w, world_state(w, id) == SANDBOX_PAUSED);
 }
 
+/* --- the ladder --- */
+
+#define LADDER \
+    "'on_idle':[{'after_s':60,'do':'pause'},{'after_s':600,'do':'suspend'},{'after_s':6000,'do':'delete'}]"
+
+static const char *last_verb(struct world *w)
+{
+    return operation_kind(operations_next(w->all, NULL));
+}
+
+static void test_ladder(void **state)
+{
+    struct world *w = *state;
+    const char *id = new_with(w, LADDER);
+    pass(w, 59);
+    assert_int_equal(world_state(w, id), SANDBOX_RUNNING);
+    pass(w, 1);
+    world_until(w, world_state(w, id) == SANDBOX_PAUSED);
+    pass(w, 539); /* the clock runs on while it is paused */
+    assert_int_equal(world_state(w, id), SANDBOX_PAUSED);
+    pass(w, 1);
+    world_until(w, world_state(w, id) == SANDBOX_SUSPENDED);
+    assert_string_equal(last_verb(w), "suspend");
+    pass(w, 5399);
+    assert_int_equal(world_state(w, id), SANDBOX_SUSPENDED);
+    pass(w, 1);
+    world_until(w, world_state(w, id) == SANDBOX_DELETED);
+    assert_null(fake_find(id));
+}
+
+static void test_ladder_begins_anew_with_use(void **state)
+{
+    struct world *w = *state;
+    const char *id = new_with(w, LADDER);
+    pass(w, 60);
+    world_until(w, world_state(w, id) == SANDBOX_PAUSED);
+    pass(w, 500);
+    sandbox_touch(w->all, sandboxes_find(w->all, id)); /* of a paused one, too */
+    pass(w, 100);
+    assert_int_equal(world_state(w, id), SANDBOX_PAUSED);
+    pass(w, 500);
+    world_until(w, world_state(w, id) == SANDBOX_SUSPENDED);
+    pass(w, 5000);
+    assert_false(world_verb(w, id, SANDBOX_WAKE, NULL));
+    world_until(w, world_state(w, id) == SANDBOX_RUNNING);
+    pass(w, 59);
+    assert_int_equal(world_state(w, id), SANDBOX_RUNNING);
+    pass(w, 1);
+    world_until(w, world_state(w, id) == SANDBOX_PAUSED);
+}
+
+/* Steps that became due while the server was away are not made one after the other. */
+static void test_ladder_after_a_restart(void **state)
+{
+    struct world *w = *state;
+    char id[ID_SIZE];
+    char far[ID_SIZE];
+    (void)str_copy(id, sizeof(id), new_with(w, LADDER));
+    world_stop(w);
+    world_now += 601 * 1000;
+    world_start(w);
+    world_until(w, world_state(w, id) == SANDBOX_SUSPENDED);
+    for (struct operation *op = operations_next(w->all, NULL); op; op = operations_next(w->all, op))
+        assert_string_not_equal(operation_kind(op), "pause");
+    (void)str_copy(far, sizeof(far), new_with(w, LADDER));
+    world_stop(w);
+    world_now += 5399 * 1000; /* 6,000 s since the first was used, 5,399 since the second was made */
+    world_start(w);
+    world_until(w, world_state(w, id) == SANDBOX_DELETED);
+    world_until(w, world_state(w, far) == SANDBOX_SUSPENDED);
+}
+
+/* What a client puts to rest itself stays on the ladder; its verb was the last activity. */
+static void test_ladder_of_what_a_client_put_to_rest(void **state)
+{
+    struct world *w = *state;
+    static const enum sandbox_verb verbs[] = {SANDBOX_PAUSE, SANDBOX_STOP, SANDBOX_SUSPEND};
+    static const enum sandbox_state rest[] = {SANDBOX_PAUSED, SANDBOX_STOPPED, SANDBOX_SUSPENDED};
+    for (int i = 0; i < 3; i++) {
+        const char *id = new_with(w, LADDER);
+        pass(w, 50);
+        assert_false(world_verb(w, id, verbs[i], NULL));
+        world_until(w, world_state(w, id) == rest[i]);
+        pass(w, 599);
+        assert_int_equal(world_state(w, id), rest[i]);
+        pass(w, 1);
+        if (i == 0)
+            world_until(w, world_state(w, id) == SANDBOX_SUSPENDED);
+        world_turns(w, 3);
+        assert_int_equal(world_state(w, id), i == 1 ? SANDBOX_STOPPED : SANDBOX_SUSPENDED);
+        pass(w, 5400);
+        world_until(w, world_state(w, id) == SANDBOX_DELETED);
+    }
+}
+
+/* A verb of policy that does not work is tried again, but not every second. */
+static void test_what_fails_is_not_asked_all_the_time(void **state)
+{
+    struct world *w = *state;
+    const char *id = new_with(w, "'idle_timeout_s':60");
+    fake_mode(FAKE_PAUSE, FAKE_FAIL, ERROR_INTERNAL);
+    pass(w, 60);
+    world_until(w, fake_count(FAKE_PAUSE) == 1);
+    for (int i = 0; i < 9; i++)
+        pass(w, 1);
+    assert_int_equal(fake_count(FAKE_PAUSE), 1);
+    assert_int_equal(world_state(w, id), SANDBOX_RUNNING);
+    pass(w, 1);
+    world_until(w, fake_count(FAKE_PAUSE) == 2);
+    fake_mode(FAKE_PAUSE, FAKE_OK, 0);
+    pass(w, 10);
+    world_until(w, world_state(w, id) == SANDBOX_PAUSED);
+}
+
+/* --- lifetime --- */
+
 static void test_lifetime(void **state)
 {
     struct world *w = *state;
@@ -95,6 +213,174 @@ static void test_lifetime_ends_a_verb(void **state)
     pass(w, 100);
     world_until(w, world_state(w, id) == SANDBOX_DELETED);
     assert_string_equal(world_op(w, op), "canceled");
+}
+
+static int64_t expires(struct world *w, const char *id)
+{
+    int64_t ms = 0;
+    struct tm tm = {0};
+    const char *rest = strptime(world_field(w, id, "expires_at"), "%Y-%m-%dT%H:%M:%S", &tm);
+    assert_non_null(rest);
+    ms = (int64_t)timegm(&tm) * 1000;
+    return (ms - world_now) / 1000;
+}
+
+#define KEPT_S 10000
+
+/* The controller of these keeps what has expired for a while of its own. */
+static struct world *keep(void **state)
+{
+    struct world *w = *state;
+    world_stop(w);
+    w->config.expired_retention_s = KEPT_S;
+    world_start(w);
+    world_until(w, w->started);
+    return w;
+}
+
+#define EXPIRING "'max_lifetime_s':100,'on_expiry':'suspend'"
+
+static void test_expiry_suspends_and_keeps_for_a_while(void **state)
+{
+    struct world *w = keep(state);
+    char id[ID_SIZE];
+    (void)str_copy(id, sizeof(id), new_with(w, EXPIRING));
+    assert_int_equal(expires(w, id), 100);
+    pass(w, 99);
+    assert_int_equal(world_state(w, id), SANDBOX_RUNNING);
+    pass(w, 1);
+    world_until(w, world_state(w, id) == SANDBOX_SUSPENDED);
+    assert_int_equal(expires(w, id), KEPT_S);
+    pass(w, 1000);
+    world_restart(w);
+    world_until(w, w->started);
+    assert_int_equal(expires(w, id), KEPT_S - 1000);
+    pass(w, KEPT_S - 1001);
+    assert_int_equal(world_state(w, id), SANDBOX_SUSPENDED);
+    pass(w, 1);
+    world_until(w, world_state(w, id) == SANDBOX_DELETED); /* never for ever */
+}
+
+static void test_waking_the_expired_gives_a_new_lifetime(void **state)
+{
+    struct world *w = keep(state);
+    char id[ID_SIZE];
+    (void)str_copy(id, sizeof(id), new_with(w, EXPIRING));
+    for (int i = 0; i < 3; i++) {
+        pass(w, 100);
+        world_until(w, world_state(w, id) == SANDBOX_SUSPENDED);
+        pass(w, 500);
+        assert_false(world_verb(w, id, SANDBOX_WAKE, NULL));
+        world_until(w, world_state(w, id) == SANDBOX_RUNNING);
+        assert_int_equal(expires(w, id), 100);
+        if (i == 1) {
+            world_restart(w);
+            world_until(w, w->started);
+            assert_int_equal(expires(w, id), 100);
+        }
+        pass(w, 99);
+        assert_int_equal(world_state(w, id), SANDBOX_RUNNING);
+        world_now -= 99 * 1000;
+    }
+}
+
+/* What sleeps already at the end of its lifetime, by whatever verb, is kept the same. */
+static void test_expiry_of_what_is_at_rest(void **state)
+{
+    struct world *w = keep(state);
+    static const enum sandbox_verb verbs[] = {SANDBOX_PAUSE, SANDBOX_STOP, SANDBOX_SUSPEND};
+    static const enum sandbox_state rest[] = {SANDBOX_SUSPENDED, SANDBOX_STOPPED, SANDBOX_SUSPENDED};
+    for (int i = 0; i < 3; i++) {
+        const char *id = new_with(w, EXPIRING);
+        assert_false(world_verb(w, id, verbs[i], NULL));
+        world_until(w, sandbox_state_settled(world_state(w, id)));
+        pass(w, 100);
+        world_until(w, world_state(w, id) == rest[i]);
+        assert_int_equal(expires(w, id), KEPT_S);
+        assert_false(world_verb(w, id, SANDBOX_WAKE, NULL));
+        world_until(w, world_state(w, id) == SANDBOX_RUNNING);
+        assert_int_equal(expires(w, id), 100);
+        pass(w, 100);
+        world_until(w, world_state(w, id) == SANDBOX_SUSPENDED);
+        pass(w, KEPT_S);
+        world_until(w, world_state(w, id) == SANDBOX_DELETED);
+    }
+}
+
+/* Even one that cannot be suspended comes to its end. */
+static void test_expiry_when_suspending_fails(void **state)
+{
+    struct world *w = keep(state);
+    const char *id = new_with(w, EXPIRING);
+    fake_mode(FAKE_PAUSE, FAKE_FAIL, ERROR_INTERNAL);
+    pass(w, 100);
+    world_until(w, fake_count(FAKE_PAUSE) == 1);
+    pass(w, 9);
+    assert_int_equal(fake_count(FAKE_PAUSE), 1);
+    pass(w, 1);
+    world_until(w, fake_count(FAKE_PAUSE) == 2);
+    assert_int_equal(expires(w, id), KEPT_S - 10);
+    pass(w, KEPT_S);
+    world_until(w, world_state(w, id) == SANDBOX_DELETED);
+}
+
+static void change(struct world *w, const char *id, json_t *lifecycle)
+{
+    struct error err = ERROR_INIT;
+    json_t *body = json_pack("{s:o}", "lifecycle", lifecycle);
+    assert_ok(sandboxes_patch(w->all, sandboxes_find(w->all, id), body, &err), &err);
+    json_decref(body);
+}
+
+static void test_changing_the_lifecycle_of_the_expired(void **state)
+{
+    struct world *w = keep(state);
+    const char *id = new_with(w, EXPIRING);
+    pass(w, 100);
+    world_until(w, world_state(w, id) == SANDBOX_SUSPENDED);
+    pass(w, 10);
+    change(w, id, json_pack("{s:b}", "auto_wake", 1)); /* says nothing of the end */
+    assert_int_equal(expires(w, id), KEPT_S - 10);
+    change(w, id, json_pack("{s:i}", "max_lifetime_s", 300)); /* counts from the creation */
+    assert_int_equal(expires(w, id), 190);
+    pass(w, 190);
+    assert_int_equal(world_state(w, id), SANDBOX_SUSPENDED);
+    world_until(w, expires(w, id) == KEPT_S);
+    change(w, id, json_pack("{s:i}", "max_lifetime_s", 0));
+    assert_string_equal(world_field(w, id, "expires_at"), "null");
+    change(w, id, json_pack("{s:i, s:s}", "max_lifetime_s", 300, "on_expiry", "delete"));
+    world_until(w, world_state(w, id) == SANDBOX_DELETED);
+}
+
+/* Whatever state it comes to rest in, with a policy that deletes it comes to an end, and without a request.
+ */
+static void test_nothing_lives_for_ever_by_accident(void **state)
+{
+    struct world *w = keep(state);
+    static const char *const policies[] = {
+        "'max_lifetime_s':100",
+        EXPIRING,
+        "'idle_timeout_s':100,'on_idle':'delete'",
+        "'on_idle':[{'after_s':10,'do':'suspend'},{'after_s':100,'do':'delete'}]",
+        "'max_lifetime_s':100,'on_expiry':'suspend','idle_timeout_s':10,'on_idle':'pause','auto_wake':true",
+    };
+    for (size_t i = 0; i < sizeof(policies) / sizeof(policies[0]); i++) {
+        for (int rest = 0; rest < 5; rest++) {
+            static const enum sandbox_verb verbs[] = {SANDBOX_WAKE, SANDBOX_PAUSE, SANDBOX_STOP,
+                                                      SANDBOX_SUSPEND};
+            char id[ID_SIZE];
+            (void)str_copy(id, sizeof(id), new_with(w, policies[i]));
+            if (rest < 4)
+                (void)world_verb(w, id, verbs[rest], NULL);
+            else
+                fake_exit(id, "gone"); /* failed */
+            for (int s = 0; s < 100 && world_state(w, id) != SANDBOX_DELETED; s++)
+                pass(w, 150);
+            if (world_state(w, id) != SANDBOX_DELETED)
+                fail_msg("%s: %s", policies[i], sandbox_state_name(world_state(w, id)));
+            assert_null(fake_find(id));
+        }
+    }
 }
 
 static void test_deadlines_survive_a_restart(void **state)
@@ -203,8 +489,24 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_idle_pauses, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_idle_deletes_or_nothing, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_busy_is_not_idle, world_setup, world_teardown),
+        cmocka_unit_test_setup_teardown(test_ladder, world_setup, world_teardown),
+        cmocka_unit_test_setup_teardown(test_ladder_begins_anew_with_use, world_setup, world_teardown),
+        cmocka_unit_test_setup_teardown(test_ladder_after_a_restart, world_setup, world_teardown),
+        cmocka_unit_test_setup_teardown(test_ladder_of_what_a_client_put_to_rest, world_setup,
+                                        world_teardown),
+        cmocka_unit_test_setup_teardown(test_what_fails_is_not_asked_all_the_time, world_setup,
+                                        world_teardown),
         cmocka_unit_test_setup_teardown(test_lifetime, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_lifetime_ends_a_verb, world_setup, world_teardown),
+        cmocka_unit_test_setup_teardown(test_expiry_suspends_and_keeps_for_a_while, world_setup,
+                                        world_teardown),
+        cmocka_unit_test_setup_teardown(test_waking_the_expired_gives_a_new_lifetime, world_setup,
+                                        world_teardown),
+        cmocka_unit_test_setup_teardown(test_expiry_of_what_is_at_rest, world_setup, world_teardown),
+        cmocka_unit_test_setup_teardown(test_expiry_when_suspending_fails, world_setup, world_teardown),
+        cmocka_unit_test_setup_teardown(test_changing_the_lifecycle_of_the_expired, world_setup,
+                                        world_teardown),
+        cmocka_unit_test_setup_teardown(test_nothing_lives_for_ever_by_accident, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_deadlines_survive_a_restart, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_activity_is_saved, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_retention, world_setup, world_teardown),
