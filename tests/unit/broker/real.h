@@ -241,3 +241,67 @@ static inline pid_t real_broker_pid(const struct real *r)
     }
     return 0;
 }
+
+/* --- QMP --- */
+
+static inline int unix_connect(const char *path)
+{
+    struct sockaddr_un a = {.sun_family = AF_UNIX};
+    assert_true(str_copy(a.sun_path, sizeof(a.sun_path), path));
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_true(fd >= 0);
+    assert_int_equal(connect(fd, (struct sockaddr *)&a, sizeof(a)), 0);
+    return fd;
+}
+
+/* Sends one QMP command (with a descriptor when pass >= 0) and reads until `expect` shows. */
+static inline void qmp(int fd, const char *command, int pass, const char *expect)
+{
+    struct iovec iov = {.iov_base = (void *)command, .iov_len = strlen(command)};
+    union {
+        struct cmsghdr align;
+        char bytes[CMSG_SPACE(sizeof(int))];
+    } control = {0};
+    struct msghdr m = {.msg_iov = &iov, .msg_iovlen = 1};
+    if (pass >= 0) {
+        m.msg_control = control.bytes;
+        m.msg_controllen = sizeof(control.bytes);
+        struct cmsghdr *c = CMSG_FIRSTHDR(&m);
+        c->cmsg_level = SOL_SOCKET;
+        c->cmsg_type = SCM_RIGHTS;
+        c->cmsg_len = CMSG_LEN(sizeof(int));
+        memcpy(CMSG_DATA(c), &pass, sizeof(pass));
+    }
+    if (iov.iov_len > 0)
+        assert_int_equal(sendmsg(fd, &m, MSG_NOSIGNAL), iov.iov_len);
+    char text[16384];
+    size_t n = 0;
+    for (;;) {
+        struct pollfd f = {.fd = fd, .events = POLLIN};
+        if (poll(&f, 1, 10000) != 1)
+            fail_msg("%s: no %s in \"%.*s\"", command, expect, (int)n, text);
+        ssize_t got = read(fd, text + n, sizeof(text) - 1 - n);
+        assert_true(got > 0);
+        n += (size_t)got;
+        text[n] = '\0';
+        if (strstr(text, expect))
+            return;
+        if (strstr(text, "\"error\""))
+            fail_msg("%s -> %s", command, text);
+    }
+}
+
+/* Asks again until the answer holds `expect`. */
+static inline void qmp_until(int fd, const char *command, const char *expect)
+{
+    int64_t deadline = clock_mono_ns() + 20 * CLOCK_NS_PER_S;
+    char text[16384];
+    do {
+        assert_true(clock_mono_ns() < deadline);
+        assert_int_equal(write(fd, command, strlen(command)), strlen(command));
+        ssize_t got = read(fd, text, sizeof(text) - 1);
+        assert_true(got > 0);
+        text[got] = '\0';
+        (void)poll(NULL, 0, 5);
+    } while (!strstr(text, expect));
+}
