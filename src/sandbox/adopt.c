@@ -1,4 +1,6 @@
 /* The start of the daemon: what the store says meets what the host has. */
+#include <string.h>
+
 #include "base/log.h"
 #include "sandbox/private.h"
 
@@ -30,12 +32,22 @@ static void restart(struct sandboxes *s, struct sandbox *sb,
     (void)call_new(s, sb, begin);
 }
 
+/* A request of before the restart that cannot be gone on with, of a sandbox that is as it was. */
+static void op_interrupted(struct sandboxes *s, struct sandbox *sb)
+{
+    struct error err = ERROR_INIT;
+    (void)error_set(&err, ERROR_UNAVAILABLE, "interrupted by a restart of the server");
+    flow_finish(s, sb, &err);
+}
+
 static void adopt_gone(struct sandboxes *s, struct sandbox *sb)
 {
     struct error err = ERROR_INIT;
     const struct error why = {.code = ERROR_GONE, .message = "the VMM is gone"};
     if (sb->state == SANDBOX_STOPPING) {
-        stopped_now(s, sb);
+        machine_drop(s, sb, &why);
+        flow_start(sb);
+        park(s, sb, stopped_now);
     } else if (sb->state == SANDBOX_STARTING) {
         machine_drop(s, sb, &why);
         restart(s, sb, start_begin);
@@ -89,7 +101,7 @@ void adopt_try(struct sandboxes *s, struct sandbox *sb)
         return;
     }
     step_set(sb, STEP_ADOPT, ADOPT_MS);
-    if (machine_new(s, sb, &err) < 0)
+    if (machine_new(s, sb, NULL, &err) < 0)
         adopt_failed(s, sb, &err);
     else
         vm_adopt(sb->vm, on_adopted, sb);
@@ -117,6 +129,8 @@ static void adopt_go_on(struct sandboxes *s, struct sandbox *sb)
     case SANDBOX_PAUSED:
         guest_hold(sb->guest, true);
         flow_end(sb);
+        if (sb->op)
+            op_interrupted(s, sb);
         if (vm_is_running(sb->vm))
             vm_pause(sb->vm, on_ran, sb);
         ready_check(s, sb); /* who came meanwhile may wake it now */
@@ -130,6 +144,14 @@ static void adopt_go_on(struct sandboxes *s, struct sandbox *sb)
     case SANDBOX_STOPPING:
         restart(s, sb, stop_begin);
         break;
+    case SANDBOX_SUSPENDING:
+        guest_hold(sb->guest, !vm_is_running(sb->vm));
+        restart(s, sb, suspend_begin);
+        break;
+    case SANDBOX_RESTORING: /* its image is used */
+        flow_start(sb);
+        machine_go(s, sb);
+        break;
     case SANDBOX_STARTING:
         flow_start(sb);
         sb->resumed = true;
@@ -137,7 +159,11 @@ static void adopt_go_on(struct sandboxes *s, struct sandbox *sb)
         break;
     default:
         flow_end(sb);
-        if (!vm_is_running(sb->vm))
+        if (sb->op) {
+            /* A capture was under way: the vCPUs stand still perhaps, or the processes are frozen. */
+            (void)error_set(&sb->verdict, ERROR_UNAVAILABLE, "interrupted by a restart of the server");
+            machine_wake(s, sb);
+        } else if (!vm_is_running(sb->vm))
             vm_resume(sb->vm, on_ran, sb);
         break;
     }
@@ -155,7 +181,7 @@ static void adopt_ok(struct sandboxes *s, struct sandbox *sb)
         (int)vm_pid(sb->vm));
     /* Those who follow processes take them up before the link is synchronised. A guest that was being
      * started has none, and its identity is not confirmed. */
-    if (sb->state != SANDBOX_STARTING)
+    if (sb->state != SANDBOX_STARTING && sb->state != SANDBOX_RESTORING)
         notify_guest(s, sb);
     adopt_go_on(s, sb);
 }
@@ -178,6 +204,36 @@ static void leftover_removed(struct sandboxes *s, struct call *c)
             c->err.message);
 }
 
+static void adopt_suspending(struct sandboxes *s, struct sandbox *sb)
+{
+    flow_start(sb);
+    if (snapshot_get(s, sb->image)) {
+        suspend_adopted(s, sb);
+        return;
+    }
+    sb->image[0] = '\0';
+    adopt_try(s, sb);
+}
+
+static void adopt_restoring(struct sandboxes *s, struct sandbox *sb)
+{
+    flow_start(sb);
+    sb->parked = false; /* a VMM may have been started */
+    if (sb->image_used)
+        adopt_try(s, sb);
+    else
+        restart(s, sb, *sb->rollback ? rollback_begin : restore_begin);
+}
+
+/* Nothing of it runs. One whose host part could not be released then is tried again. */
+static void adopt_asleep(struct sandboxes *s, struct sandbox *sb)
+{
+    if (!sb->parked)
+        errand_run(s, ERRAND_PARK, sb, sb->id, leftover_removed);
+    if (sb->op)
+        op_interrupted(s, sb);
+}
+
 static void adopt_one(struct sandboxes *s, struct sandbox *sb)
 {
     switch (sb->state) {
@@ -194,16 +250,22 @@ static void adopt_one(struct sandboxes *s, struct sandbox *sb)
         delete_enter(s, sb);
         break;
     case SANDBOX_FAILED:
-        errand_run(s, sb->started_ms == 0 ? ERRAND_REMOVE : ERRAND_KILL, sb, sb->id, leftover_removed);
+        errand_run(s, sb->started_ms == 0 ? ERRAND_REMOVE : ERRAND_PARK, sb, sb->id, leftover_removed);
         break;
     case SANDBOX_STOPPED:
     case SANDBOX_SUSPENDED:
+        adopt_asleep(s, sb);
+        break;
     case SANDBOX_DELETED:
     case SANDBOX_STATES:
         break;
-    case SANDBOX_CREATING:
     case SANDBOX_SUSPENDING:
+        adopt_suspending(s, sb);
+        break;
     case SANDBOX_RESTORING:
+        adopt_restoring(s, sb);
+        break;
+    case SANDBOX_CREATING:
         interrupted(s, sb);
         break;
     }
@@ -261,6 +323,14 @@ static int load_sandbox(void *arg, const char *id, const char *parent, const jso
     return l->rc;
 }
 
+static int load_snapshot(void *arg, const char *id, const char *parent, const json_t *body)
+{
+    struct loading *l = arg;
+    (void)parent;
+    l->rc = snapshot_load(l->s, id, body, l->err);
+    return l->rc;
+}
+
 static int by_age(const struct sandbox *a, const struct sandbox *b)
 {
     return a->seq < b->seq ? 1 : a->seq > b->seq ? -1 : 0;
@@ -272,6 +342,8 @@ static int load(struct sandboxes *s, struct error *err)
     int rc = store_each(s->config.store, STORE_OPERATION, load_operation, &l, err);
     if (rc == 0 && l.rc == 0)
         rc = store_each(s->config.store, STORE_SANDBOX, load_sandbox, &l, err);
+    if (rc == 0 && l.rc == 0)
+        rc = store_each(s->config.store, STORE_SNAPSHOT, load_snapshot, &l, err);
     DL_SORT(s->list, by_age);
     operations_sort(s);
     return rc < 0 ? rc : l.rc;
@@ -286,7 +358,11 @@ static void fail_orphans(struct sandboxes *s)
     DL_FOREACH(s->ops, op)
     {
         const struct sandbox *sb = *op->sandbox_id ? sandboxes_find(s, op->sandbox_id) : NULL;
-        if (!operation_finished(op) && (!sb || sb->op != op))
+        if (operation_finished(op) || (sb && sb->op == op))
+            continue;
+        if (strcmp(op->kind, "fork") == 0)
+            forks_recover(s, op);
+        else
             operation_finish(s, op, NULL, &err);
     }
 }
@@ -301,6 +377,7 @@ void sandboxes_start(struct sandboxes *s, void (*done)(void *arg, const struct e
         return;
     }
     s->starting = 1; /* the broker's list */
+    snapshots_start(s);
     fail_orphans(s);
     DL_FOREACH(s->list, sb)
     adopt_one(s, sb);

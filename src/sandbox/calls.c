@@ -61,6 +61,13 @@ struct call *call_new(struct sandboxes *s, struct sandbox *sb,
     return c;
 }
 
+void call_answer(struct sandbox *sb, void (*fn)(struct sandboxes *s, struct call *c), const struct error *err)
+{
+    struct call *c = call_new(sb->all, sb, fn);
+    if (err)
+        c->err = *err;
+}
+
 bool call_stale(const struct call *c)
 {
     return c->flow != c->sb->flow;
@@ -107,17 +114,20 @@ struct errand *errand_new(struct sandboxes *s, struct sandbox *sb,
     e->s = s;
     e->sb = sb;
     e->fn = fn;
-    if (sb)
+    if (sb) {
         sandbox_hold(sb);
+        e->flow = sb->flow;
+    }
     DL_APPEND(s->errands, e);
     return e;
 }
 
-static void errand_done(void *arg, const struct error *err)
+void errand_done(void *arg, const struct error *err)
 {
     struct errand *e = arg;
     if (e->s) {
         struct call *c = call_new(e->s, e->sb, e->fn);
+        c->flow = e->flow;
         if (err)
             c->err = *err;
     }
@@ -130,6 +140,8 @@ void errand_run(struct sandboxes *s, enum errand_kind kind, struct sandbox *sb, 
     struct errand *e = errand_new(s, sb, fn);
     if (kind == ERRAND_REMOVE)
         broker_sandbox_remove(s->config.broker, id, errand_done, e);
+    else if (kind == ERRAND_PARK)
+        broker_sandbox_park(s->config.broker, id, errand_done, e);
     else
         broker_vmm_kill(s->config.broker, id, errand_done, e);
 }

@@ -250,11 +250,7 @@ void capacity_gave_up(struct sandboxes *s, struct sandbox *sb)
         sandbox_fail(s, sb, "no_memory", &err);
         return;
     }
-    enum sandbox_state back = sb->state == SANDBOX_RESTORING ? SANDBOX_SUSPENDED : SANDBOX_STOPPED;
-    flow_end(sb);
-    sb->desired = back;
-    (void)sandbox_move(s, sb, back);
-    flow_finish(s, sb, &err);
+    never_begun(s, sb, &err);
 }
 
 /* --- the tick --- */

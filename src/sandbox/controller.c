@@ -25,7 +25,13 @@ int sandboxes_create(const struct sandboxes_config *config, struct sandboxes **r
         s->config.max_sandboxes = DEFAULT_MAX_SANDBOXES;
     if (s->config.tick_ms == 0)
         s->config.tick_ms = TICK_MS;
+    if (config->pool_path && !(s->pool_path = strdup(config->pool_path))) {
+        free(s);
+        return error_set(err, ERROR_NO_MEMORY, "out of memory");
+    }
+    s->config.pool_path = s->pool_path;
     s->calls_tail = &s->calls;
+    snapshots_create(s);
     loop_timer_init(s->config.loop, &s->tick, policy_tick, s);
     *ret = s;
     return 0;
@@ -55,10 +61,20 @@ void sandboxes_destroy(struct sandboxes *s)
         if (sb->op)
             operation_release(sb->op);
         sb->op = NULL;
+        free(sb->capture);
         sandbox_free(sb);
     }
+    forks_destroy(s);
+    snapshots_destroy(s);
     operations_destroy(s);
+    free(s->pool_path);
     free(s);
+}
+
+void sandboxes_set_process_hooks(struct sandboxes *s, const struct sandbox_process_hooks *hooks, void *arg)
+{
+    s->hooks = *hooks;
+    s->hooks_arg = arg;
 }
 
 void sandboxes_observe(struct sandboxes *s, sandbox_changed changed, operation_changed op_changed,
@@ -120,7 +136,7 @@ void sandbox_forget(struct sandboxes *s, struct sandbox *sb)
 {
     struct operation *op;
     struct operation *next;
-    assert(sb->state == SANDBOX_DELETED && !sb->vm && !sb->guest && !sb->op);
+    assert(sb->state == SANDBOX_DELETED && !sb->vm && !sb->guest && !sb->op && !sb->capture && !sb->source);
     HASH_DEL(s->by_id, sb);
     DL_DELETE(s->list, sb);
     s->deleted--;
@@ -149,8 +165,9 @@ static void on_step_timer(struct loop_timer *t)
 static void remember(struct sandboxes *s, struct sandbox *sb, enum sandbox_state from, enum sandbox_state to,
                      const char *reason)
 {
-    sb->history[sb->history_count++ % HISTORY_MAX] =
-        (struct transition){.at_ms = now_ms(s), .from = from, .to = to, .reason = reason};
+    struct transition *t = &sb->history[sb->history_count++ % HISTORY_MAX];
+    *t = (struct transition){.at_ms = now_ms(s), .from = from, .to = to, .reason = reason};
+    (void)str_copy(t->operation_id, sizeof(t->operation_id), sandbox_operation_id(sb));
 }
 
 bool sandbox_move(struct sandboxes *s, struct sandbox *sb, enum sandbox_state to)
@@ -194,6 +211,13 @@ struct sandbox *sandboxes_next(struct sandboxes *s, const struct sandbox *after)
 }
 
 /* --- reading --- */
+
+const char *sandbox_operation_id(const struct sandbox *sb)
+{
+    if (sb->op)
+        return sb->op->id;
+    return sb->state == SANDBOX_CREATING || sb->fork ? sb->made_by : "";
+}
 
 const char *sandbox_id(const struct sandbox *sb)
 {

@@ -1,4 +1,5 @@
 /* The ways out of `running`: pause, stop, delete, failure. */
+#include "base/fault.h"
 #include "base/log.h"
 #include "sandbox/capacity.h"
 
@@ -56,11 +57,22 @@ static void cleaned(struct sandboxes *s, struct call *c)
             error_slug(c->err.code), c->err.message);
 }
 
+/* What it was being made from, captured to, or would have gone on from. */
+static void let_go(struct sandboxes *s, struct sandbox *sb, const struct error *err)
+{
+    capture_abandon(s, sb);
+    if (sb->state == SANDBOX_CREATING)
+        child_ended(s, sb, err);
+    image_drop(s, sb);
+    sb->rollback[0] = '\0';
+    sb->frozen = false;
+}
+
 void sandbox_fail(struct sandboxes *s, struct sandbox *sb, const char *reason, const struct error *err)
 {
     struct error why = ERROR_INIT;
     /* One that never ran has nothing worth keeping; else the disk stays until the delete. */
-    enum errand_kind clean = sb->started_ms == 0 ? ERRAND_REMOVE : ERRAND_KILL;
+    enum errand_kind clean = sb->started_ms == 0 ? ERRAND_REMOVE : ERRAND_PARK;
     flow_end(sb);
     LOG(LOG_WARN, "sandbox failed", "sandbox=%s operation=%s reason=%s detail=" LOG_Q, sb->id,
         sb->op ? sb->op->id : "-", reason, err->message);
@@ -69,16 +81,11 @@ void sandbox_fail(struct sandboxes *s, struct sandbox *sb, const char *reason, c
     int code = err->code == ERROR_PROTOCOL ? ERROR_PROTOCOL : ERROR_GONE;
     (void)error_set(&why, code, "the sandbox failed (%s): %.400s", reason, err->message);
     machine_drop(s, sb, &why);
+    let_go(s, sb, err);
     (void)sandbox_move(s, sb, SANDBOX_FAILED);
+    fault_point("fail.moved");
     errand_run(s, clean, sb, sb->id, cleaned);
     flow_finish(s, sb, err);
-}
-
-static void reaped(struct sandboxes *s, struct call *c)
-{
-    struct sandbox *sb = c->sb;
-    if (!call_stale(c) && sb->state == SANDBOX_STOPPING && sb->step == STEP_KILL)
-        stopped_now(s, sb); /* whatever the broker says: the VMM has ended */
 }
 
 /* The end was seen here first. The broker is asked, too, so that a start that follows at once finds it done
@@ -88,8 +95,8 @@ static void stop_ended(struct sandboxes *s, struct sandbox *sb)
     const struct error why = {.code = ERROR_GONE, .message = "the sandbox was stopped"};
     flow_start(sb); /* the stop may not even have begun */
     machine_drop(s, sb, &why);
-    step_set(sb, STEP_KILL, 0);
-    errand_run(s, ERRAND_KILL, sb, sb->id, reaped);
+    fault_point("stop.ended");
+    park(s, sb, stopped_now);
 }
 
 void machine_exited(struct sandboxes *s, struct call *c)
@@ -99,6 +106,8 @@ void machine_exited(struct sandboxes *s, struct call *c)
         return;
     if (sb->state == SANDBOX_STOPPING)
         stop_ended(s, sb);
+    else if (sb->state == SANDBOX_RESTORING && !sb->image_used && *sb->image)
+        boot_refused(s, sb, &c->err); /* it never ran */
     else if (sb->state != SANDBOX_DELETING)
         sandbox_fail(s, sb, "vmm_exited", &c->err);
 }
@@ -133,24 +142,67 @@ static void paused(struct sandboxes *s, struct call *c)
         sandbox_fail(s, sb, "pause_failed", &c->err);
         return;
     }
-    flow_end(sb);
     if (c->err.code) {
-        guest_hold(sb->guest, false);
         sb->desired = SANDBOX_RUNNING;
-        (void)sandbox_move(s, sb, SANDBOX_RUNNING);
-        flow_finish(s, sb, &c->err);
+        sb->verdict = c->err;
+        machine_wake(s, sb); /* its processes are frozen */
         return;
     }
+    fault_point("pause.stopped");
+    flow_end(sb);
     (void)sandbox_move(s, sb, SANDBOX_PAUSED);
     flow_finish(s, sb, NULL);
 }
 
 static void on_paused(void *arg, const struct error *err)
 {
-    struct sandbox *sb = arg;
-    struct call *c = call_new(sb->all, sb, paused);
-    if (err)
-        c->err = *err;
+    call_answer(arg, paused, err);
+}
+
+static void pause_vcpus(struct sandbox *sb)
+{
+    step_set(sb, STEP_PAUSE, PAUSE_MS);
+    guest_hold(sb->guest, true);
+    vm_pause(sb->vm, on_paused, sb);
+}
+
+/* A guest that does not freeze in time is paused all the same; only, nothing is captured from it. */
+static void quiesce_over(struct sandboxes *s, struct sandbox *sb, const struct error *err)
+{
+    sb->frozen = !err;
+    if (sb->capture) {
+        capture_quiesced(s, sb, err);
+        return;
+    }
+    fault_point("pause.frozen");
+    pause_vcpus(sb);
+}
+
+static void quiesced(struct sandboxes *s, struct call *c)
+{
+    struct sandbox *sb = c->sb;
+    if (!call_stale(c) && sb->step == STEP_QUIESCE && c->err.code != ERROR_GONE)
+        quiesce_over(s, sb, c->err.code ? &c->err : NULL);
+}
+
+static void on_quiesced(void *arg, const struct error *err)
+{
+    call_answer(arg, quiesced, err);
+}
+
+void quiesce_reach(struct sandboxes *s, struct sandbox *sb)
+{
+    (void)s;
+    step_set(sb, STEP_QUIESCE, QUIESCE_MS + QUIESCE_SLACK_MS);
+    guest_quiesce(sb->guest, QUIESCE_MS, on_quiesced, sb);
+}
+
+void quiesce(struct sandboxes *s, struct sandbox *sb)
+{
+    if (guest_is_ready(sb->guest))
+        quiesce_reach(s, sb);
+    else
+        step_set(sb, STEP_REACH, QUIESCE_MS);
 }
 
 void pause_begin(struct sandboxes *s, struct call *c)
@@ -161,18 +213,21 @@ void pause_begin(struct sandboxes *s, struct call *c)
     if (sb->op)
         operation_run(s, sb->op);
     flow_phase(s, sb, "pausing");
-    step_set(sb, STEP_PAUSE, PAUSE_MS);
-    guest_hold(sb->guest, true);
-    vm_pause(sb->vm, on_paused, sb);
+    fault_point("pause.begun");
+    if (vm_is_running(sb->vm))
+        quiesce(s, sb);
+    else
+        pause_vcpus(sb); /* found so after a restart */
 }
 
 /* --- stop --- */
 
-void stopped_now(struct sandboxes *s, struct sandbox *sb)
+/* The VMM has ended; err: not all of it could be released, which is tried again before the next start. */
+void stopped_now(struct sandboxes *s, struct sandbox *sb, const struct error *err)
 {
-    const struct error why = {.code = ERROR_GONE, .message = "the sandbox was stopped"};
+    (void)err;
     flow_end(sb);
-    machine_drop(s, sb, &why);
+    sb->frozen = false;
     (void)sandbox_move(s, sb, SANDBOX_STOPPED);
     flow_finish(s, sb, NULL);
 }
@@ -187,16 +242,35 @@ static void shutdown_answered(struct sandboxes *s, struct call *c)
 
 static void on_shutdown(void *arg, const struct error *err)
 {
-    struct sandbox *sb = arg;
-    struct call *c = call_new(sb->all, sb, shutdown_answered);
-    if (err)
-        c->err = *err;
+    call_answer(arg, shutdown_answered, err);
 }
 
+static void thawed(struct sandboxes *s, struct call *c)
+{
+    struct sandbox *sb = c->sb;
+    if (call_stale(c) || sb->step != STEP_SHUTDOWN || !guest_is_ready(sb->guest))
+        return;
+    if (c->err.code) {
+        machine_kill(s, sb);
+        return;
+    }
+    sb->frozen = false;
+    guest_shutdown(sb->guest, GRACE_MS, on_shutdown, sb);
+}
+
+static void on_thawed(void *arg, const struct error *err)
+{
+    call_answer(arg, thawed, err);
+}
+
+/* Frozen processes could not end by themselves. */
 void shutdown_ask(struct sandboxes *s, struct sandbox *sb)
 {
     (void)s;
-    guest_shutdown(sb->guest, GRACE_MS, on_shutdown, sb);
+    if (sb->frozen)
+        identity_send(sb, on_thawed);
+    else
+        guest_shutdown(sb->guest, GRACE_MS, on_shutdown, sb);
 }
 
 static void awake_to_stop(struct sandboxes *s, struct call *c)
@@ -216,10 +290,7 @@ static void awake_to_stop(struct sandboxes *s, struct call *c)
 
 static void on_awake_to_stop(void *arg, const struct error *err)
 {
-    struct sandbox *sb = arg;
-    struct call *c = call_new(sb->all, sb, awake_to_stop);
-    if (err)
-        c->err = *err;
+    call_answer(arg, awake_to_stop, err);
 }
 
 void stop_begin(struct sandboxes *s, struct call *c)
@@ -229,6 +300,7 @@ void stop_begin(struct sandboxes *s, struct call *c)
         return;
     if (sb->op)
         operation_run(s, sb->op);
+    fault_point("stop.begun");
     flow_phase(s, sb, "shutting down");
     step_set(sb, STEP_SHUTDOWN, SHUTDOWN_MS);
     /* A paused guest has to run to end cleanly. */
@@ -243,7 +315,7 @@ static void killed(struct sandboxes *s, struct call *c)
     if (c->err.code)
         sandbox_fail(s, sb, "kill_failed", &c->err);
     else
-        stopped_now(s, sb);
+        park(s, sb, stopped_now);
 }
 
 /* --- delete --- */
@@ -254,6 +326,7 @@ void delete_enter(struct sandboxes *s, struct sandbox *sb)
     sb->desired = SANDBOX_DELETED;
     flow_start(sb);
     machine_drop(s, sb, &why);
+    let_go(s, sb, &why);
     if (sb->state != SANDBOX_DELETING)
         (void)sandbox_move(s, sb, SANDBOX_DELETING);
     (void)call_new(s, sb, delete_begin);
@@ -272,6 +345,7 @@ static void removed(struct sandboxes *s, struct call *c)
         step_set(sb, STEP_REMOVE, REMOVE_RETRY_MS * (sb->tries < 15 ? sb->tries : 15));
         return;
     }
+    fault_point("delete.removed");
     flow_end(sb);
     (void)sandbox_move(s, sb, SANDBOX_DELETED);
     flow_finish(s, sb, NULL);
@@ -284,6 +358,7 @@ void delete_begin(struct sandboxes *s, struct call *c)
         return;
     if (sb->op)
         operation_run(s, sb->op);
+    fault_point("delete.begun");
     flow_phase(s, sb, "removing");
     step_set(sb, STEP_REMOVE, 0);
     errand_run(s, ERRAND_REMOVE, sb, sb->id, removed);
@@ -303,7 +378,18 @@ static const char *waiting_for(enum step step)
     case STEP_IDENTIFY:
         return "the guest to confirm its identity";
     case STEP_PAUSE:
+    case STEP_STAND:
         return "the vCPUs to stop";
+    case STEP_REACH:
+        return "the guest's link";
+    case STEP_QUIESCE:
+        return "the guest to freeze its processes";
+    case STEP_SYNC:
+        return "the guest to write its disk";
+    case STEP_SAVE:
+        return "the VMM to write its devices";
+    case STEP_LOAD:
+        return "the VMM to load its devices";
     case STEP_UNPAUSE:
     case STEP_SETTLE:
         return "the vCPUs to run";
@@ -316,8 +402,19 @@ void step_timed_out(struct sandboxes *s, struct sandbox *sb)
 {
     struct error err = ERROR_INIT;
     const struct error why = {.code = ERROR_GONE, .message = "the sandbox was stopped"};
+    (void)error_set(&err, ERROR_TIMEOUT, "waited too long for %s", waiting_for(sb->step));
     switch (sb->step) {
     case STEP_NONE:
+        break;
+    case STEP_PARK:
+        park_try(s, sb);
+        break;
+    case STEP_REACH:
+    case STEP_QUIESCE:
+        quiesce_over(s, sb, &err);
+        break;
+    case STEP_SYNC:
+        capture_failed(s, sb, &err);
         break;
     case STEP_ROOM:
         capacity_gave_up(s, sb);
@@ -338,8 +435,15 @@ void step_timed_out(struct sandboxes *s, struct sandbox *sb)
         step_set(sb, STEP_REMOVE, 0);
         errand_run(s, ERRAND_REMOVE, sb, sb->id, removed);
         break;
+    case STEP_LAUNCH:
+    case STEP_LOAD:
+        if (sb->state == SANDBOX_RESTORING && *sb->image && !sb->image_used) {
+            boot_refused(s, sb, &err);
+            break;
+        }
+        sandbox_fail(s, sb, "timeout", &err);
+        break;
     default:
-        (void)error_set(&err, ERROR_TIMEOUT, "waited too long for %s", waiting_for(sb->step));
         sandbox_fail(s, sb, "timeout", &err);
         break;
     }

@@ -2,6 +2,7 @@
  * the confirmed identity. */
 #include <string.h>
 
+#include "base/fault.h"
 #include "base/str.h"
 #include "sandbox/private.h"
 
@@ -26,6 +27,8 @@ static void linked(struct sandboxes *s, struct call *c)
         return;
     if (sb->step == STEP_LINK)
         identify(s, sb);
+    else if (sb->step == STEP_REACH)
+        quiesce_reach(s, sb);
     else if (sb->step == STEP_SHUTDOWN)
         shutdown_ask(s, sb);
     ready_check(s, sb);
@@ -67,16 +70,41 @@ void link_wait(struct sandboxes *s, struct sandbox *sb, unsigned link_ms)
 
 /* --- the end of every way --- */
 
+/* It does not go on from anything any more but from itself. */
+static void forget_origin(struct sandboxes *s, struct sandbox *sb)
+{
+    if (sb->state == SANDBOX_CREATING)
+        child_ended(s, sb, NULL);
+    if (sb->state == SANDBOX_RESTORING) {
+        image_drop(s, sb);
+        sb->rollback[0] = '\0';
+    }
+}
+
 static void arrive(struct sandboxes *s, struct sandbox *sb)
 {
+    struct error err = ERROR_INIT;
+    if (sb->capture) {
+        capture_awake(s, sb);
+        return;
+    }
+    fault_point("running.confirmed");
+    if (restore_revive(s, sb, &err) < 0) {
+        (void)error_wrap(&err, "the processes of the snapshot could not be taken over");
+        sandbox_fail(s, sb, "processes_lost", &err);
+        return;
+    }
+    const struct error verdict = sb->verdict;
     flow_end(sb);
     sb->active_ms = now_ms(s);
     if (sb->started_ms == 0)
         sb->started_ms = sb->active_ms;
     if (!sb->announced)
         notify_guest(s, sb);
-    (void)sandbox_move(s, sb, SANDBOX_RUNNING);
-    flow_finish(s, sb, NULL);
+    forget_origin(s, sb);
+    if (sb->state != SANDBOX_RUNNING) /* else it was taken over in the middle of a capture */
+        (void)sandbox_move(s, sb, SANDBOX_RUNNING);
+    flow_finish(s, sb, verdict.code ? &verdict : NULL);
 }
 
 static void identified(struct sandboxes *s, struct call *c)
@@ -90,22 +118,21 @@ static void identified(struct sandboxes *s, struct call *c)
     } else if (c->err.code) {
         (void)error_wrap(&c->err, "the guest did not confirm its identity");
         sandbox_fail(s, sb, "identity_unconfirmed", &c->err);
-    } else if (!sb->resumed) {
-        step_set(sb, STEP_SETTLE, PAUSE_MS);
     } else {
-        arrive(s, sb);
+        sb->frozen = false;
+        if (sb->resumed)
+            arrive(s, sb);
+        else
+            step_set(sb, STEP_SETTLE, PAUSE_MS);
     }
 }
 
 static void on_identified(void *arg, const struct error *err)
 {
-    struct sandbox *sb = arg;
-    struct call *c = call_new(sb->all, sb, identified);
-    if (err)
-        c->err = *err;
+    call_answer(arg, identified, err);
 }
 
-static void identify(struct sandboxes *s, struct sandbox *sb)
+void identity_send(struct sandbox *sb, guest_done done)
 {
     struct guest_identity id = {.generation = sb->generation};
     (void)str_copy(id.sandbox_id, sizeof(id.sandbox_id), sb->id);
@@ -115,9 +142,14 @@ static void identify(struct sandboxes *s, struct sandbox *sb)
         (void)snprintf(id.hostname, sizeof(id.hostname), "space-%.8s", sb->id + 3);
     memcpy(id.machine_id, sb->machine_id, sizeof(id.machine_id));
     id_random(id.seed, sizeof(id.seed));
+    guest_identify(sb->guest, &id, done, sb);
+}
+
+static void identify(struct sandboxes *s, struct sandbox *sb)
+{
     flow_phase(s, sb, "confirming identity");
     step_set(sb, STEP_IDENTIFY, IDENTIFY_MS);
-    guest_identify(sb->guest, &id, on_identified, sb);
+    identity_send(sb, on_identified);
 }
 
 /* --- creation --- */
@@ -141,10 +173,23 @@ static void resumed(struct sandboxes *s, struct call *c)
 
 static void on_resumed(void *arg, const struct error *err)
 {
-    struct sandbox *sb = arg;
-    struct call *c = call_new(sb->all, sb, resumed);
-    if (err)
-        c->err = *err;
+    call_answer(arg, resumed, err);
+}
+
+void machine_go(struct sandboxes *s, struct sandbox *sb)
+{
+    vm_resume(sb->vm, on_resumed, sb);
+    link_wait(s, sb, LINK_MS);
+}
+
+/* The agent's socket accepts before the VM runs, so connecting and resuming go side by side. */
+void machine_run(struct sandboxes *s, struct sandbox *sb)
+{
+    struct error err = ERROR_INIT;
+    if (link_open(s, sb, LINK_MS, &err) < 0)
+        sandbox_fail(s, sb, sb->state == SANDBOX_CREATING ? "create_failed" : "restore_failed", &err);
+    else
+        machine_go(s, sb);
 }
 
 static void booted(struct sandboxes *s, struct call *c)
@@ -152,13 +197,12 @@ static void booted(struct sandboxes *s, struct call *c)
     struct sandbox *sb = c->sb;
     if (call_stale(c) || sb->step != STEP_BOOT)
         return;
-    /* The agent's socket accepts before the VM runs, so connecting and resuming go side by side. */
-    if (c->err.code || link_open(s, sb, LINK_MS, &c->err) < 0) {
+    if (c->err.code) {
         sandbox_fail(s, sb, "create_failed", &c->err);
         return;
     }
-    vm_resume(sb->vm, on_resumed, sb);
-    link_wait(s, sb, LINK_MS);
+    fault_point("create.booted");
+    machine_run(s, sb);
 }
 
 static void on_booted(void *arg, const struct error *err, struct vm *vm)
@@ -183,6 +227,8 @@ void create_begin(struct sandboxes *s, struct call *c)
     if (call_stale(c))
         return;
     operation_run(s, sb->op);
+    fault_point("create.begun");
+    machine_made(s, sb);
     step_set(sb, STEP_BOOT, BOOT_MS);
     golden_start(s->config.golden, &sb->lease, sb->digest, &sb->shape, &vm_events, sb, on_phase, on_booted,
                  sb);
@@ -190,31 +236,33 @@ void create_begin(struct sandboxes *s, struct call *c)
 
 /* --- start --- */
 
-int machine_new(struct sandboxes *s, struct sandbox *sb, struct error *err)
+void machine_made(struct sandboxes *s, struct sandbox *sb)
 {
-    struct vm_spec spec = {.boot = VM_BOOT_COLD, .shape = sb->shape};
+    const struct vm_engine_info *engine = vm_engine_info(s->config.engine);
+    (void)str_copy(sb->engine, sizeof(sb->engine), engine->name);
+    (void)str_copy(sb->acceleration, sizeof(sb->acceleration), engine->acceleration);
+    (void)str_copy(sb->platform, sizeof(sb->platform), s->config.platform);
+    vm_engine_compat(s->config.engine, &sb->made);
+}
+
+int machine_new(struct sandboxes *s, struct sandbox *sb, const struct snapshot *sn, struct error *err)
+{
+    struct vm_spec spec = {.boot = sn ? VM_BOOT_SNAPSHOT : VM_BOOT_COLD, .shape = sb->shape};
     (void)str_copy(spec.sandbox_id, sizeof(spec.sandbox_id), sb->id);
-    (void)str_copy(spec.platform, sizeof(spec.platform), s->config.platform);
+    (void)str_copy(spec.platform, sizeof(spec.platform), sb->platform);
+    if (sn)
+        (void)str_copy(spec.snapshot_id, sizeof(spec.snapshot_id), sn->id);
     return vm_create(s->config.engine, &spec, &vm_events, sb, &sb->vm, err);
 }
 
-static void refused(struct sandboxes *s, struct call *c)
-{
-    (void)s;
-    (void)c; /* whether or not there was something to kill, the disk is whole */
-}
-
-/* No VM ran: the sandbox is what it was before. */
+/* No VM ran: the disk is whole. */
 static void start_refused(struct sandboxes *s, struct sandbox *sb, struct error *err)
 {
-    const struct error why = {.code = ERROR_GONE, .message = "the sandbox could not be started"};
     (void)error_wrap(err, "the VM could not be started");
-    flow_end(sb);
-    machine_drop(s, sb, &why);
-    errand_run(s, ERRAND_KILL, sb, sb->id, refused);
-    sb->desired = SANDBOX_STOPPED;
-    (void)sandbox_move(s, sb, SANDBOX_STOPPED);
-    flow_finish(s, sb, err);
+    if (sb->state == SANDBOX_CREATING)
+        sandbox_fail(s, sb, "create_failed", err);
+    else
+        way_back(s, sb, SANDBOX_STOPPED, err);
 }
 
 static void launched(struct sandboxes *s, struct call *c)
@@ -226,6 +274,7 @@ static void launched(struct sandboxes *s, struct call *c)
         start_refused(s, sb, &c->err);
         return;
     }
+    fault_point("start.launched");
     sb->resumed = true;
     if (link_open(s, sb, COLD_LINK_MS, &c->err) < 0)
         sandbox_fail(s, sb, "start_failed", &c->err);
@@ -235,10 +284,29 @@ static void launched(struct sandboxes *s, struct call *c)
 
 static void on_launched(void *arg, const struct error *err)
 {
-    struct sandbox *sb = arg;
-    struct call *c = call_new(sb->all, sb, launched);
+    call_answer(arg, launched, err);
+}
+
+void boot_cold(struct sandboxes *s, struct sandbox *sb)
+{
+    struct error err = ERROR_INIT;
+    flow_phase(s, sb, "starting the VM");
+    machine_made(s, sb);
+    if (machine_new(s, sb, NULL, &err) < 0) {
+        start_refused(s, sb, &err);
+        return;
+    }
+    sb->parked = false;
+    step_set(sb, STEP_LAUNCH, LAUNCH_MS);
+    vm_launch(sb->vm, on_launched, sb);
+}
+
+static void start_parked(struct sandboxes *s, struct sandbox *sb, const struct error *err)
+{
     if (err)
-        c->err = *err;
+        never_begun(s, sb, err);
+    else
+        boot_cold(s, sb);
 }
 
 void start_begin(struct sandboxes *s, struct call *c)
@@ -248,19 +316,28 @@ void start_begin(struct sandboxes *s, struct call *c)
         return;
     if (sb->op)
         operation_run(s, sb->op);
-    flow_phase(s, sb, "starting the VM");
-    const struct vm_engine_info *engine = vm_engine_info(s->config.engine);
-    (void)str_copy(sb->engine, sizeof(sb->engine), engine->name);
-    (void)str_copy(sb->acceleration, sizeof(sb->acceleration), engine->acceleration);
-    if (machine_new(s, sb, &c->err) < 0) {
-        start_refused(s, sb, &c->err);
-        return;
-    }
-    step_set(sb, STEP_LAUNCH, LAUNCH_MS);
-    vm_launch(sb->vm, on_launched, sb);
+    fault_point("start.begun");
+    if (sb->parked)
+        boot_cold(s, sb);
+    else
+        park(s, sb, start_parked);
 }
 
 /* --- resume --- */
+
+/* A resume that did nothing leaves a paused sandbox; what was stopped for a capture has to run again. */
+static void stays_still(struct sandboxes *s, struct sandbox *sb, struct error *err)
+{
+    if (sb->state != SANDBOX_RESUMING) {
+        (void)error_wrap(err, "the VM could not be resumed");
+        sandbox_fail(s, sb, "resume_failed", err);
+        return;
+    }
+    flow_end(sb);
+    sb->desired = SANDBOX_PAUSED;
+    (void)sandbox_move(s, sb, SANDBOX_PAUSED);
+    flow_finish(s, sb, err);
+}
 
 static void unpaused(struct sandboxes *s, struct call *c)
 {
@@ -268,12 +345,10 @@ static void unpaused(struct sandboxes *s, struct call *c)
     if (call_stale(c) || sb->step != STEP_UNPAUSE || c->err.code == ERROR_GONE)
         return;
     if (c->err.code && !vm_is_running(sb->vm)) {
-        flow_end(sb);
-        sb->desired = SANDBOX_PAUSED;
-        (void)sandbox_move(s, sb, SANDBOX_PAUSED);
-        flow_finish(s, sb, &c->err);
+        stays_still(s, sb, &c->err);
         return;
     }
+    fault_point("resume.running");
     sb->resumed = true;
     guest_hold(sb->guest, false);
     /* The identity is confirmed again: it proves that the guest answers, and steps its clock. */
@@ -282,10 +357,14 @@ static void unpaused(struct sandboxes *s, struct call *c)
 
 static void on_unpaused(void *arg, const struct error *err)
 {
-    struct sandbox *sb = arg;
-    struct call *c = call_new(sb->all, sb, unpaused);
-    if (err)
-        c->err = *err;
+    call_answer(arg, unpaused, err);
+}
+
+void machine_wake(struct sandboxes *s, struct sandbox *sb)
+{
+    flow_phase(s, sb, "resuming");
+    step_set(sb, STEP_UNPAUSE, PAUSE_MS);
+    vm_resume(sb->vm, on_unpaused, sb);
 }
 
 void resume_begin(struct sandboxes *s, struct call *c)
@@ -295,7 +374,6 @@ void resume_begin(struct sandboxes *s, struct call *c)
         return;
     if (sb->op)
         operation_run(s, sb->op);
-    flow_phase(s, sb, "resuming");
-    step_set(sb, STEP_UNPAUSE, PAUSE_MS);
-    vm_resume(sb->vm, on_unpaused, sb);
+    fault_point("resume.begun");
+    machine_wake(s, sb);
 }

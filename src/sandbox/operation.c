@@ -182,7 +182,7 @@ void operation_progress(struct sandboxes *s, struct operation *op, const char *p
         notify_operation(s, op);
 }
 
-static json_t *problem_json(const struct error *err)
+json_t *error_problem(const struct error *err)
 {
     char type[64];
     (void)snprintf(type, sizeof(type), "urn:space:error:%s", error_slug(err->code));
@@ -238,7 +238,7 @@ void operation_finish(struct sandboxes *s, struct operation *op, json_t *result,
         LOG(LOG_INFO, "operation failed", "sandbox=%s operation=%s kind=%s error=%s detail=" LOG_Q,
             *op->sandbox_id ? op->sandbox_id : "-", op->id, op->kind, error_slug(err->code), err->message);
         json_decref(result);
-        end(s, op, OP_FAILED, NULL, problem_json(err));
+        end(s, op, OP_FAILED, NULL, error_problem(err));
     } else {
         end(s, op, OP_SUCCEEDED, result, NULL);
     }
@@ -250,7 +250,7 @@ void operation_cancel(struct sandboxes *s, struct operation *op, const char *why
     if (operation_finished(op))
         return;
     (void)error_set(&err, ERROR_CONFLICT, "%s", why);
-    end(s, op, OP_CANCELED, NULL, problem_json(&err));
+    end(s, op, OP_CANCELED, NULL, error_problem(&err));
 }
 
 void operation_forget(struct sandboxes *s, struct operation *op)

@@ -48,7 +48,8 @@
 #define SNAPSHOTS_MAX 10000       /* of clients, on the whole server */
 #define SNAPSHOTS_EACH_MAX 256    /* of clients, of one sandbox */
 #define FORK_MAX 100              /* children of one request */
-#define SWEEP_MS 5000             /* how often forgotten snapshots are looked for when there may be some */
+#define SWEEP_MS 60000            /* how often it is looked for snapshots nobody owns */
+#define SWEEP_SOON_MS 5000        /* when there may be one */
 
 struct call;
 
@@ -74,6 +75,7 @@ enum step {
     STEP_REVERT,   /* broker_sandbox_revert */
     STEP_BEGIN,    /* of a capture: broker_snapshot_begin, or _copy */
     STEP_SYNC,     /* guest_sync */
+    STEP_REACH,    /* the guest's link, to freeze its processes */
     STEP_QUIESCE,  /* guest_quiesce; also of a pause */
     STEP_STAND,    /* vm_pause of a capture */
     STEP_SAVE,     /* vm_save_devices */
@@ -151,7 +153,6 @@ struct snapshot {
     char ref[160];
     char digest[BROKER_DIGEST_SIZE];
     char platform[BROKER_DIGEST_SIZE];
-    char engine[16], acceleration[16];
     struct vm_compat compat;
     struct vm_shape shape;
     uint64_t generation;
@@ -320,6 +321,7 @@ struct sandboxes {
     unsigned starts;       /* being started from snapshots */
     struct sandbox_process_hooks hooks;
     void *hooks_arg;
+    char *pool_path; /* the config's */
     struct loop_timer sweep;
     bool sweeping;
     uint64_t seq;
@@ -347,6 +349,9 @@ struct sandboxes {
 /* calls.c */
 struct call *call_new(struct sandboxes *s, struct sandbox *sb,
                       void (*fn)(struct sandboxes *s, struct call *c)); /* queued at the end */
+/* The answer to something asked for sb: fn gets c->err. Of VMs and guests, whose answers end with them. */
+void call_answer(struct sandbox *sb, void (*fn)(struct sandboxes *s, struct call *c),
+                 const struct error *err);
 bool call_stale(const struct call *c);
 void calls_drop(struct sandboxes *s);
 void sandbox_hold(struct sandbox *sb);
@@ -395,6 +400,7 @@ void lifecycle_defaults(const struct sandboxes_config *config, struct lifecycle 
  * alone on error. */
 int lifecycle_read(const struct sandboxes_config *config, const json_t *obj, struct lifecycle *l,
                    struct error *err);
+int name_check(const char *name, struct error *err);
 /* The shape a request gets for a release: defaults filled in, the disk at least the release's. */
 int create_spec_shape(const struct sandboxes_config *config, const struct create_spec *spec,
                       uint32_t template_disk_mib, struct vm_shape *ret, struct error *err);
@@ -419,6 +425,7 @@ int snapshot_check(struct sandboxes *s, const struct snapshot *sn, struct error 
 int snapshot_open_state(struct sandboxes *s, const struct snapshot *sn, int flags, int *ret_fd,
                         struct error *err);
 int snapshot_load(struct sandboxes *s, const char *id, const json_t *body, struct error *err);
+void snapshots_create(struct sandboxes *s);
 void snapshots_start(struct sandboxes *s); /* the records are loaded */
 void snapshots_destroy(struct sandboxes *s);
 /* What sb keeps to go on from: forgotten, and removed when it is its own. */
@@ -437,12 +444,15 @@ void capture_abandon(struct sandboxes *s,
                      struct sandbox *sb); /* the sandbox is lost or deleted; none is fine */
 /* Whether sb can be captured with its memory: ERROR_CONFLICT, ERROR_INCOMPATIBLE. */
 int capture_check(struct sandboxes *s, const struct sandbox *sb, struct error *err);
-void quiesce_for_pause(struct sandboxes *s, struct sandbox *sb);
+void capture_quiesced(struct sandboxes *s, struct sandbox *sb, const struct error *err);
 
 /* restore.c: VMs that go on from a snapshot */
 void restore_begin(struct sandboxes *s, struct call *c);
 void restore_from_image(struct sandboxes *s, struct sandbox *sb); /* parked, disk as it has to be */
-void boot_from(struct sandboxes *s, struct sandbox *sb, struct snapshot *sn);
+void boot_from(struct sandboxes *s, struct sandbox *sb, const struct snapshot *sn);
+void boot_refused(struct sandboxes *s, struct sandbox *sb, struct error *err);
+/* Nothing was begun yet: the sandbox is what it was before. */
+void never_begun(struct sandboxes *s, struct sandbox *sb, const struct error *err);
 /* No VM was started, or it never ran: gives everything back, and the sandbox is `to` again. */
 void way_back(struct sandboxes *s, struct sandbox *sb, enum sandbox_state to, const struct error *err);
 void park(struct sandboxes *s, struct sandbox *sb,
@@ -458,7 +468,6 @@ void rollback_begin(struct sandboxes *s, struct call *c);
 int create_from_snapshot(struct sandboxes *s, const struct create_spec *spec, const char *project,
                          struct sandbox **ret, struct error *err);
 void child_begin(struct sandboxes *s, struct call *c);
-void child_loaded(struct sandboxes *s, struct sandbox *sb);
 void turn_leave(struct sandbox *sb);
 void child_ended(struct sandboxes *s, struct sandbox *sb, const struct error *err); /* NULL: it runs */
 void fork_go(struct sandboxes *s, struct fork *f);                            /* the snapshot is ready */
@@ -472,6 +481,7 @@ int operation_load(struct sandboxes *s, const char *id, const json_t *body, stru
 void operation_run(struct sandboxes *s, struct operation *op); /* pending -> running */
 void operation_cancel(struct sandboxes *s, struct operation *op, const char *why);
 void operation_hold(struct operation *op);
+json_t *error_problem(const struct error *err); /* new reference, as in the API */
 void operation_release(struct operation *op);
 bool operation_failed(const struct operation *op);
 void operation_error(const struct operation *op, struct error *err); /* of a failed one */
@@ -489,10 +499,13 @@ int link_open(struct sandboxes *s, struct sandbox *sb, unsigned link_ms, struct 
 /* On to the identity as soon as the link answers, within link_ms. */
 void link_wait(struct sandboxes *s, struct sandbox *sb, unsigned link_ms);
 /* sb->vm: cold boot, adoption; sn: to go on from it. */
+void identity_send(struct sandbox *sb, guest_done done); /* what the guest has to confirm; done gets sb */
 int machine_new(struct sandboxes *s, struct sandbox *sb, const struct snapshot *sn, struct error *err);
 void machine_made(struct sandboxes *s, struct sandbox *sb); /* notes what the VM is made with */
 /* The loaded VM: link and vCPUs side by side, then the identity. */
-void machine_run(struct sandboxes *s, struct sandbox *sb, struct error *err);
+void machine_run(struct sandboxes *s, struct sandbox *sb);
+void machine_go(struct sandboxes *s, struct sandbox *sb); /* the same when the link object exists */
+void boot_cold(struct sandboxes *s, struct sandbox *sb);  /* from the sandbox's own disk */
 /* The VM's vCPUs stand still, its processes are frozen perhaps: runs them and confirms the identity again. */
 void machine_wake(struct sandboxes *s, struct sandbox *sb);
 
@@ -500,6 +513,9 @@ void machine_wake(struct sandboxes *s, struct sandbox *sb);
 void pause_begin(struct sandboxes *s, struct call *c);
 void stop_begin(struct sandboxes *s, struct call *c);
 void delete_begin(struct sandboxes *s, struct call *c);
+/* Freezes the guest's processes; the pause or the capture under way goes on from there. */
+void quiesce(struct sandboxes *s, struct sandbox *sb);
+void quiesce_reach(struct sandboxes *s, struct sandbox *sb); /* the link answers now */
 /* What both a request and the controller itself do at the start of a removal. */
 void delete_enter(struct sandboxes *s, struct sandbox *sb);
 void machine_drop(struct sandboxes *s, struct sandbox *sb, const struct error *why); /* guest, vm, lease */
@@ -507,7 +523,7 @@ void machine_exited(struct sandboxes *s, struct call *c);
 void guest_was_lost(struct sandboxes *s, struct call *c);
 void step_timed_out(struct sandboxes *s, struct sandbox *sb);
 void shutdown_ask(struct sandboxes *s, struct sandbox *sb); /* the link answers while stopping */
-void stopped_now(struct sandboxes *s, struct sandbox *sb);
+void stopped_now(struct sandboxes *s, struct sandbox *sb, const struct error *err);
 void sandbox_fail(struct sandboxes *s, struct sandbox *sb, const char *reason, const struct error *err);
 
 /* adopt.c */
@@ -528,6 +544,7 @@ void flow_finish_with(struct sandboxes *s, struct sandbox *sb, json_t *result, c
 /* Gives a sandbox the operation it works on from now. */
 int take_operation(struct sandboxes *s, struct sandbox *sb, const char *kind, struct error *err);
 /* Why what is asked for is not possible now. */
+int store_check(struct sandboxes *s, struct error *err);
 int verb_conflict(const struct sandbox *sb, const char *verb, struct error *err);
 int take_map(json_t **to, const json_t *map);
 int verb_begin(struct sandboxes *s, struct sandbox *sb, enum sandbox_verb verb, struct operation **ret_op,

@@ -82,7 +82,8 @@ static json_t *template_json(const struct sandbox *sb)
 json_t *sandbox_json(const struct sandbox *sb)
 {
     json_t *name = *sb->name ? json_string(sb->name) : json_null();
-    json_t *op = sb->op ? json_string(sb->op->id) : json_null();
+    const char *op_id = sandbox_operation_id(sb);
+    json_t *op = *op_id ? json_string(op_id) : json_null();
     return json_made(json_pack(
         "{s:s, s:o, s:s, s:s, s:I, s:o, s:s, s:s, s:o, s:{s:s}, s:o, s:O, s:o, s:o, s:o, s:o, s:o, s:o}", //
         "id", sb->id, "name", name, "state", sandbox_state_name(sb->state),                               //
@@ -124,10 +125,11 @@ json_t *sandbox_history_json(const struct sandbox *sb)
     json_t *list = json_made(json_array());
     for (unsigned i = history_start(sb); i < sb->history_count; i++) {
         const struct transition *t = &sb->history[i % HISTORY_MAX];
-        (void)json_array_append_new(list,
-                                    json_made(json_pack("{s:o, s:s, s:s, s:s}", "at", json_time(t->at_ms),
-                                                        "from", sandbox_state_name(t->from), "to",
-                                                        sandbox_state_name(t->to), "reason", t->reason)));
+        json_t *op = *t->operation_id ? json_string(t->operation_id) : json_null();
+        (void)json_array_append_new(
+            list, json_made(json_pack("{s:o, s:s, s:s, s:s, s:o}", "at", json_time(t->at_ms), "from",
+                                      sandbox_state_name(t->from), "to", sandbox_state_name(t->to), "reason",
+                                      t->reason, "operation_id", op)));
     }
     return list;
 }
@@ -140,10 +142,22 @@ static json_t *stored_history(const struct sandbox *sb)
     for (unsigned i = history_start(sb); i < sb->history_count; i++) {
         const struct transition *t = &sb->history[i % HISTORY_MAX];
         (void)json_array_append_new(
-            list, json_made(json_pack("[I,s,s]", (json_int_t)t->at_ms, sandbox_state_name(t->from),
-                                      sandbox_state_name(t->to))));
+            list, json_made(json_pack("[I,s,s,s]", (json_int_t)t->at_ms, sandbox_state_name(t->from),
+                                      sandbox_state_name(t->to), t->operation_id)));
     }
     return list;
+}
+
+/* Where it is between two states, and what its VM is made of. */
+static json_t *stored_machine(const struct sandbox *sb)
+{
+    const struct vm_compat *made = &sb->made;
+    return json_made(json_pack("{s:{s:s, s:s, s:s, s:s, s:s}, s:s, s:s, s:s, s:b, s:s, s:b, s:b, s:s}",
+                               "made", "engine", made->engine, "acceleration", made->acceleration, "version",
+                               made->version, "layout", made->layout, "cpu", made->cpu, "platform",
+                               sb->platform, "before", sandbox_state_name(sb->before), "image", sb->image,
+                               "image_used", (int)sb->image_used, "rollback", sb->rollback, "frozen",
+                               (int)sb->frozen, "parked", (int)sb->parked, "made_by", sb->made_by));
 }
 
 static json_t *record(const struct sandbox *sb)
@@ -168,7 +182,7 @@ static json_t *record(const struct sandbox *sb)
                                         "failure_reason", sb->failure_reason,       //
                                         "failure_message", sb->failure_message,     //
                                         "operation", sb->op ? sb->op->id : ""));
-    if (json_object_update_new(r, times) < 0)
+    if (json_object_update_new(r, times) < 0 || json_object_update_new(r, stored_machine(sb)) < 0)
         abort(); /* as in json_made */
     return r;
 }
@@ -248,6 +262,9 @@ static void load_history(struct sandbox *sb, const json_t *list)
         to->reason = sandbox_state_reason(to->from, to->to);
         if (!to->reason)
             to->reason = "by an earlier version";
+        const char *op = json_string_value(json_array_get(t, 3));
+        if (!op || !str_copy(to->operation_id, sizeof(to->operation_id), op))
+            to->operation_id[0] = '\0';
         sb->history_count++;
     }
 }
@@ -294,11 +311,38 @@ static bool load_map(json_t **to, const json_t *body, const char *key)
     return *to != NULL;
 }
 
+/* A text that records of before this version lack. */
+static void late_text(const json_t *body, const char *key, char *to, size_t size)
+{
+    if (!copy_text(body, key, to, size))
+        to[0] = '\0';
+}
+
+static void load_machine(struct sandbox *sb, const json_t *body)
+{
+    const json_t *made = json_object_get(body, "made");
+    late_text(made, "engine", sb->made.engine, sizeof(sb->made.engine));
+    late_text(made, "acceleration", sb->made.acceleration, sizeof(sb->made.acceleration));
+    late_text(made, "version", sb->made.version, sizeof(sb->made.version));
+    late_text(made, "layout", sb->made.layout, sizeof(sb->made.layout));
+    late_text(made, "cpu", sb->made.cpu, sizeof(sb->made.cpu));
+    late_text(body, "platform", sb->platform, sizeof(sb->platform));
+    late_text(body, "image", sb->image, sizeof(sb->image));
+    late_text(body, "rollback", sb->rollback, sizeof(sb->rollback));
+    late_text(body, "made_by", sb->made_by, sizeof(sb->made_by));
+    if (!state_of(body, "before", &sb->before))
+        sb->before = sb->state;
+    sb->image_used = json_is_true(json_object_get(body, "image_used"));
+    sb->frozen = json_is_true(json_object_get(body, "frozen"));
+    sb->parked = json_is_true(json_object_get(body, "parked"));
+}
+
 static bool load_fields(struct sandbox *sb, const json_t *body)
 {
     sb->seq = (uint64_t)number(body, "seq");
     sb->generation = (uint64_t)number(body, "generation");
     load_times(sb, body);
+    load_machine(sb, body);
     load_history(sb, json_object_get(body, "history"));
     return load_texts(sb, body) && load_shape(body, &sb->shape) && load_lifecycle(body, &sb->lifecycle) &&
            state_of(body, "state", &sb->state) && state_of(body, "desired", &sb->desired) &&

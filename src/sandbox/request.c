@@ -5,7 +5,7 @@
 #include "base/str.h"
 #include "sandbox/capacity.h"
 
-static int check_store(struct sandboxes *s, struct error *err)
+int store_check(struct sandboxes *s, struct error *err)
 {
     if (!store_healthy(s->config.store))
         return error_set(err, ERROR_UNAVAILABLE, "the server cannot write its state to disk now");
@@ -14,7 +14,7 @@ static int check_store(struct sandboxes *s, struct error *err)
 
 /* --- create --- */
 
-static int take_map(json_t **to, const json_t *map)
+int take_map(json_t **to, const json_t *map)
 {
     if (!map)
         return 0;
@@ -29,7 +29,6 @@ static int take_map(json_t **to, const json_t *map)
 static void fill(struct sandboxes *s, struct sandbox *sb, const struct create_spec *spec, const char *project,
                  const struct golden_lease *lease)
 {
-    const struct vm_engine_info *engine = vm_engine_info(s->config.engine);
     sb->seq = ++s->seq;
     sb->state = SANDBOX_CREATING;
     sb->desired = SANDBOX_RUNNING;
@@ -42,8 +41,7 @@ static void fill(struct sandboxes *s, struct sandbox *sb, const struct create_sp
     (void)str_copy(sb->project, sizeof(sb->project), project ? project : "");
     (void)str_copy(sb->name, sizeof(sb->name), spec->name);
     (void)str_copy(sb->ref, sizeof(sb->ref), spec->template);
-    (void)str_copy(sb->engine, sizeof(sb->engine), engine->name);
-    (void)str_copy(sb->acceleration, sizeof(sb->acceleration), engine->acceleration);
+    machine_made(s, sb);
     policy_limits(s, sb);
 }
 
@@ -68,8 +66,7 @@ static int make(struct sandboxes *s, const struct create_spec *spec, const char 
     return 0;
 }
 
-/* Gives a sandbox the operation it works on from now. */
-static int take_operation(struct sandboxes *s, struct sandbox *sb, const char *kind, struct error *err)
+int take_operation(struct sandboxes *s, struct sandbox *sb, const char *kind, struct error *err)
 {
     struct operation *op;
     int rc = operations_new(s, kind, sb->id, &op, err);
@@ -80,25 +77,20 @@ static int take_operation(struct sandboxes *s, struct sandbox *sb, const char *k
     return 0;
 }
 
-int sandboxes_new(struct sandboxes *s, const json_t *body, const char *project, struct sandbox **ret,
-                  struct operation **ret_op, struct error *err)
+static int create_from_template(struct sandboxes *s, const struct create_spec *spec, const char *project,
+                                struct sandbox **ret, struct error *err)
 {
-    struct create_spec spec;
     char digest[BROKER_DIGEST_SIZE];
     uint32_t disk_mib = 0;
     struct vm_shape shape;
     struct sandbox *sb = NULL;
-    int rc = create_spec_read(&s->config, body, &spec, err);
+    int rc = s->config.resolve(s->config.resolve_arg, spec->template, digest, &disk_mib, err);
     if (rc == 0)
-        rc = check_store(s, err);
-    if (rc == 0)
-        rc = s->config.resolve(s->config.resolve_arg, spec.template, digest, &disk_mib, err);
-    if (rc == 0)
-        rc = create_spec_shape(&s->config, &spec, disk_mib, &shape, err);
+        rc = create_spec_shape(&s->config, spec, disk_mib, &shape, err);
     if (rc == 0)
         rc = capacity_check(s, shape.memory_mib, 1, 0, err);
     if (rc == 0)
-        rc = make(s, &spec, project, digest, &shape, &sb, err);
+        rc = make(s, spec, project, digest, &shape, &sb, err);
     if (rc != 0)
         return rc;
     rc = take_operation(s, sb, "create", err);
@@ -112,8 +104,22 @@ int sandboxes_new(struct sandboxes *s, const json_t *body, const char *project, 
     notify_changed(s, sb, SANDBOX_CREATING, SANDBOX_CREATING);
     capacity_begin(s, sb, create_begin);
     *ret = sb;
-    *ret_op = sb->op;
     return 0;
+}
+
+int sandboxes_new(struct sandboxes *s, const json_t *body, const char *project, struct sandbox **ret,
+                  struct operation **ret_op, struct error *err)
+{
+    struct create_spec spec;
+    int rc = create_spec_read(&s->config, body, &spec, err);
+    if (rc == 0)
+        rc = store_check(s, err);
+    if (rc == 0)
+        rc = spec.snapshot ? create_from_snapshot(s, &spec, project, ret, err)
+                           : create_from_template(s, &spec, project, ret, err);
+    if (rc == 0)
+        *ret_op = (*ret)->op;
+    return rc;
 }
 
 /* --- verbs --- */
@@ -131,6 +137,8 @@ static const struct verb verbs[SANDBOX_VERBS] = {
     [SANDBOX_STOP] = {"stop", SANDBOX_STOPPING, SANDBOX_STOPPED, stop_begin},
     [SANDBOX_START] = {"start", SANDBOX_STARTING, SANDBOX_RUNNING, start_begin},
     [SANDBOX_WAKE] = {"wake", SANDBOX_STATES, SANDBOX_RUNNING, NULL},
+    [SANDBOX_SUSPEND] = {"suspend", SANDBOX_SUSPENDING, SANDBOX_SUSPENDED, suspend_begin},
+    [SANDBOX_RESTORE] = {"restore", SANDBOX_RESTORING, SANDBOX_RUNNING, restore_begin},
 };
 
 const char *sandbox_verb_name(enum sandbox_verb verb)
@@ -138,25 +146,51 @@ const char *sandbox_verb_name(enum sandbox_verb verb)
     return (unsigned)verb < SANDBOX_VERBS ? verbs[verb].name : "unknown";
 }
 
-/* What waking means in a state: nothing else than resume or start. */
+/* What waking means in a state: nothing else than resume, restore or start. */
 static enum sandbox_verb effective(enum sandbox_verb verb, enum sandbox_state state)
 {
     if (verb != SANDBOX_WAKE)
         return verb;
-    return state == SANDBOX_STOPPED || state == SANDBOX_STARTING ? SANDBOX_START : SANDBOX_RESUME;
+    switch (state) {
+    case SANDBOX_STOPPED:
+    case SANDBOX_STARTING:
+        return SANDBOX_START;
+    case SANDBOX_SUSPENDED:
+    case SANDBOX_RESTORING:
+        return SANDBOX_RESTORE;
+    default:
+        return SANDBOX_RESUME;
+    }
 }
 
-static int conflict(const struct sandbox *sb, const char *verb, struct error *err)
+int verb_conflict(const struct sandbox *sb, const char *verb, struct error *err)
 {
     if (sb->state == SANDBOX_DELETED)
         return error_set(err, ERROR_GONE, "the sandbox was deleted");
     if (sb->state == SANDBOX_FAILED)
-        return error_set(err, ERROR_CONFLICT, "the sandbox has failed (%s): %.300s; it can only be deleted",
-                         sb->failure_reason, sb->failure_message);
-    int rc = error_set(err, ERROR_CONFLICT, "the sandbox is %s: %s is not possible now",
-                       sandbox_state_name(sb->state), verb);
-    if (sb->op && err)
-        (void)str_copy(err->operation_id, sizeof(err->operation_id), sb->op->id);
+        return error_set(
+            err, ERROR_CONFLICT,
+            "the sandbox has failed (%s): %.300s; it can be rolled back to a snapshot or deleted",
+            sb->failure_reason, sb->failure_message);
+    int rc = error_set(err, ERROR_CONFLICT, "the sandbox is %s%s%s: %s is not possible now",
+                       sandbox_state_name(sb->state), sb->op ? ", under way is " : "",
+                       sb->op ? sb->op->kind : "", verb);
+    if (err)
+        (void)str_copy(err->operation_id, sizeof(err->operation_id), sandbox_operation_id(sb));
+    return rc;
+}
+
+/* What a verb asks for beside the state. */
+static int verb_check(struct sandboxes *s, struct sandbox *sb, enum sandbox_verb verb, struct error *err)
+{
+    const struct snapshot *image = snapshot_get(s, sb->image);
+    int rc = store_check(s, err);
+    if (rc == 0 && verb == SANDBOX_SUSPEND)
+        rc = capture_check(s, sb, err);
+    if (rc == 0 && verb == SANDBOX_RESTORE && image)
+        rc = snapshot_check(s, image, err);
+    if (rc == 0 && (verb == SANDBOX_START || verb == SANDBOX_RESTORE))
+        rc = capacity_check(s, sb->shape.memory_mib, 0, 0, err);
     return rc;
 }
 
@@ -165,24 +199,23 @@ int verb_begin(struct sandboxes *s, struct sandbox *sb, enum sandbox_verb verb, 
 {
     verb = effective(verb, sb->state);
     const struct verb *v = &verbs[verb];
-    if (!sandbox_state_settled(sb->state) || !sandbox_state_allows(sb->state, v->via))
-        return conflict(sb, v->name, err);
+    if (!sandbox_state_settled(sb->state) || !sandbox_state_allows(sb->state, v->via) || sb->op ||
+        (verb == SANDBOX_RESTORE && sb->state != SANDBOX_SUSPENDED))
+        return verb_conflict(sb, v->name, err);
     if (sb->step != STEP_NONE)
         return error_set(err, ERROR_UNAVAILABLE,
                          "the sandbox is being taken over after a restart; try again");
-    int rc = check_store(s, err);
-    bool boots = verb == SANDBOX_START || verb == SANDBOX_RESTORE;
-    if (rc == 0 && boots)
-        rc = capacity_check(s, sb->shape.memory_mib, 0, 0, err);
+    int rc = verb_check(s, sb, verb, err);
     if (rc == 0)
         rc = take_operation(s, sb, v->name, err);
     if (rc < 0)
         return rc;
     sb->desired = v->to;
+    sb->before = sb->state;
     flow_start(sb);
     (void)sandbox_move(s, sb, v->via);
     sandbox_save(s, sb);
-    if (boots)
+    if (verb == SANDBOX_START || verb == SANDBOX_RESTORE)
         capacity_begin(s, sb, v->begin);
     else
         (void)call_new(s, sb, v->begin);
@@ -225,13 +258,18 @@ static int already(struct sandboxes *s, struct sandbox *sb, const char *kind, st
     return 0;
 }
 
-/* The operation under way already does what is asked for. */
-static bool same_way(const struct sandbox *sb, enum sandbox_verb asked, enum sandbox_verb verb)
+/* The operation under way that already does what is asked for; NULL: there is none. */
+static struct operation *same_way(struct sandboxes *s, const struct sandbox *sb, enum sandbox_verb asked,
+                                  enum sandbox_verb verb)
 {
-    if (!sb->op)
-        return false;
-    bool creating = sb->state == SANDBOX_CREATING && asked == SANDBOX_WAKE;
-    return creating || sb->state == verbs[verb].via;
+    struct operation *op = operations_find(s, sandbox_operation_id(sb));
+    if (!op || operation_finished(op))
+        return NULL;
+    if (sb->state == SANDBOX_CREATING)
+        return asked == SANDBOX_WAKE ? op : NULL;
+    if (sb->state == SANDBOX_RESTORING && *sb->rollback) /* it ends in `running`, too, but elsewhere */
+        return asked == SANDBOX_WAKE && sb->desired == SANDBOX_RUNNING ? op : NULL;
+    return sb->state == verbs[verb].via ? op : NULL;
 }
 
 int sandboxes_verb(struct sandboxes *s, struct sandbox *sb, enum sandbox_verb asked,
@@ -240,12 +278,13 @@ int sandboxes_verb(struct sandboxes *s, struct sandbox *sb, enum sandbox_verb as
     enum sandbox_verb verb = effective(asked, sb->state);
     int rc = 0;
     bool there = sb->state == verbs[verb].to;
+    struct operation *under_way;
     if (there)
         rc = already(s, sb, verbs[verb].name, ret_op, err);
     else if (verb == SANDBOX_DELETE)
         rc = delete_now(s, sb, ret_op, err);
-    else if (same_way(sb, asked, verb))
-        *ret_op = sb->op;
+    else if ((under_way = same_way(s, sb, asked, verb)))
+        *ret_op = under_way;
     else
         rc = verb_begin(s, sb, verb, ret_op, err);
     if (rc == 0) {
@@ -262,9 +301,9 @@ int sandboxes_patch(struct sandboxes *s, struct sandbox *sb, const json_t *body,
     struct patch_spec spec;
     int rc = patch_spec_read(&s->config, body, &sb->lifecycle, &spec, err);
     if (rc == 0 && (sb->state == SANDBOX_DELETED || sb->state == SANDBOX_DELETING))
-        rc = conflict(sb, "a change", err);
+        rc = verb_conflict(sb, "a change", err);
     if (rc == 0)
-        rc = check_store(s, err);
+        rc = store_check(s, err);
     if (rc == 0 && take_map(&sb->metadata, spec.metadata) < 0)
         rc = error_set(err, ERROR_NO_MEMORY, "out of memory");
     if (rc < 0)

@@ -60,14 +60,15 @@ struct sandboxes_config {
     uint64_t max_memory_mib; /* sum over running ones; 0: no limit */
     uint32_t default_vcpus, default_memory_mib, default_disk_mib;
     uint32_t max_vcpus, max_memory_mib_each, max_disk_mib;
-    unsigned retention_s;    /* deleted and failed sandboxes and finished operations are kept this long */
+    unsigned retention_s; /* deleted and failed sandboxes and finished operations are kept this long */
     unsigned expired_retention_s; /* those suspended at the end of their lifetime; 0: retention_s */
     /* What a sandbox gets that does not say: 0 is none, on_idle is only for one with a timeout. */
     int64_t default_idle_timeout_s;
     const char *default_on_idle; /* "pause", "suspend", "delete" or "none"; NULL: "pause" */
     int64_t default_max_lifetime_s;
     bool default_auto_wake;
-    /* Memory the host has free, in MiB, and how much of it is left alone. NULL: only max_memory_mib counts. */
+    /* Memory the host has free, in MiB, and how much of it is left alone. NULL: only max_memory_mib counts.
+     */
     uint64_t (*host_memory)(void);
     uint64_t memory_reserve_mib;
     /* broker_info, to know the pool's free space, and how much of it is left alone. NULL: not looked at. */
@@ -76,9 +77,9 @@ struct sandboxes_config {
                       void *arg);
     uint64_t min_free_disk_mib;
     bool suspend_under_pressure; /* when memory is short, else the request is refused */
-    int64_t (*now_ms)(void); /* NULL: clock_wall_ms; for tests of the policy */
-    unsigned tick_ms;        /* how often policy and desired state are looked at; 0: 1,000 */
-    unsigned limit_divisor;  /* divides the time every step may take; 0: 1; for tests */
+    int64_t (*now_ms)(void);     /* NULL: clock_wall_ms; for tests of the policy */
+    unsigned tick_ms;            /* how often policy and desired state are looked at; 0: 1,000 */
+    unsigned limit_divisor;      /* divides the time every step may take; 0: 1; for tests */
 };
 
 int sandboxes_create(const struct sandboxes_config *config, struct sandboxes **ret, struct error *err);

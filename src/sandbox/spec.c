@@ -27,7 +27,7 @@ static bool name_byte(char c)
            c == '_' || c == '-';
 }
 
-static int check_name(const char *name, struct error *err)
+int name_check(const char *name, struct error *err)
 {
     for (const char *p = name; *p; p++)
         if (!name_byte(*p))
@@ -328,7 +328,7 @@ static int check_create(const struct create_spec *spec, const struct create_part
                            "a sandbox made from a snapshot has the resources of the snapshot");
     if (!spec->template && !spec->snapshot)
         return error_field(err, ERROR_INVALID, "template", "template or snapshot is required");
-    int rc = check_name(spec->name, err);
+    int rc = name_check(spec->name, err);
     if (rc == 0 && spec->metadata)
         rc = check_metadata(spec->metadata, err);
     return rc == 0 && spec->env ? check_env(spec->env, err) : rc;
@@ -382,7 +382,7 @@ int patch_spec_read(const struct sandboxes_config *config, const json_t *body, c
     };
     int rc = json_read(body, "", fields, ARRAY_LEN(fields), err);
     if (rc == 0)
-        rc = check_name(spec.name, err);
+        rc = name_check(spec.name, err);
     if (rc == 0 && spec.metadata)
         rc = check_metadata(spec.metadata, err);
     if (rc == 0)

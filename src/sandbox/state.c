@@ -13,6 +13,7 @@ static const char *const names[SANDBOX_STATES] = {
 #define DELETE_ASKED "delete was asked for, or the lifetime is over"
 #define VMM_ENDED "the VMM ended, or the guest was lost"
 #define CONFIRMED "the guest confirmed its identity"
+#define ROLLBACK "rollback was asked for"
 
 /* The legal moves: the event that makes each, in words. What is not here is refused. */
 static const char *const moves[SANDBOX_STATES][SANDBOX_STATES] = {
@@ -21,6 +22,7 @@ static const char *const moves[SANDBOX_STATES][SANDBOX_STATES] = {
                           [SANDBOX_DELETING] = DELETE_ASKED},
     [SANDBOX_RUNNING] = {[SANDBOX_PAUSING] = "pause was asked for, or the sandbox was idle",
                          [SANDBOX_SUSPENDING] = "suspend was asked for, or the sandbox was idle",
+                         [SANDBOX_RESTORING] = ROLLBACK,
                          [SANDBOX_STOPPING] = "stop was asked for",
                          [SANDBOX_FAILED] = VMM_ENDED,
                          [SANDBOX_DELETING] = DELETE_ASKED},
@@ -30,6 +32,7 @@ static const char *const moves[SANDBOX_STATES][SANDBOX_STATES] = {
                          [SANDBOX_DELETING] = DELETE_ASKED},
     [SANDBOX_PAUSED] = {[SANDBOX_RESUMING] = "resume or wake was asked for",
                         [SANDBOX_SUSPENDING] = "suspend was asked for",
+                        [SANDBOX_RESTORING] = ROLLBACK,
                         [SANDBOX_STOPPING] = "stop was asked for",
                         [SANDBOX_FAILED] = VMM_ENDED,
                         [SANDBOX_DELETING] = DELETE_ASKED},
@@ -39,19 +42,22 @@ static const char *const moves[SANDBOX_STATES][SANDBOX_STATES] = {
                           [SANDBOX_DELETING] = DELETE_ASKED},
     [SANDBOX_SUSPENDING] = {[SANDBOX_SUSPENDED] = "memory and devices are on disk and the VMM has ended",
                             [SANDBOX_RUNNING] = "the suspend failed and the vCPUs run again",
+                            [SANDBOX_PAUSED] = "the suspend failed and the vCPUs are still stopped",
                             [SANDBOX_FAILED] = VMM_ENDED,
                             [SANDBOX_DELETING] = DELETE_ASKED},
-    [SANDBOX_SUSPENDED] = {[SANDBOX_RESTORING] = "restore or wake was asked for",
+    [SANDBOX_SUSPENDED] = {[SANDBOX_RESTORING] = "restore, wake or rollback was asked for",
                            [SANDBOX_FAILED] = "what was kept on disk is damaged or gone",
                            [SANDBOX_DELETING] = DELETE_ASKED},
     [SANDBOX_RESTORING] = {[SANDBOX_RUNNING] = CONFIRMED,
                            [SANDBOX_SUSPENDED] = "no VMM could be started; what is on disk is whole",
+                           [SANDBOX_STOPPED] = "its disk was rolled back, or could not be; nothing runs",
                            [SANDBOX_FAILED] = VMM_ENDED,
                            [SANDBOX_DELETING] = DELETE_ASKED},
     [SANDBOX_STOPPING] = {[SANDBOX_STOPPED] = "the VMM has ended",
                           [SANDBOX_FAILED] = "the VMM could not be ended",
                           [SANDBOX_DELETING] = DELETE_ASKED},
     [SANDBOX_STOPPED] = {[SANDBOX_STARTING] = "start or wake was asked for",
+                         [SANDBOX_RESTORING] = ROLLBACK,
                          [SANDBOX_FAILED] = "the disk is damaged or gone",
                          [SANDBOX_DELETING] = DELETE_ASKED},
     [SANDBOX_STARTING] = {[SANDBOX_RUNNING] = CONFIRMED,
@@ -59,7 +65,8 @@ static const char *const moves[SANDBOX_STATES][SANDBOX_STATES] = {
                           [SANDBOX_FAILED] = VMM_ENDED,
                           [SANDBOX_DELETING] = DELETE_ASKED},
     [SANDBOX_DELETING] = {[SANDBOX_DELETED] = "nothing of it is left on the host"},
-    [SANDBOX_FAILED] = {[SANDBOX_DELETING] =
+    [SANDBOX_FAILED] = {[SANDBOX_RESTORING] = ROLLBACK,
+                        [SANDBOX_DELETING] =
                             "delete was asked for, or the time failed sandboxes are kept is over"},
 };
 
@@ -106,5 +113,29 @@ bool sandbox_state_settled(enum sandbox_state s)
         return true;
     default:
         return false;
+    }
+}
+
+const char *sandbox_state_next(enum sandbox_state s)
+{
+    switch (s) {
+    case SANDBOX_RUNNING:
+        return "the sandbox is running and can be used";
+    case SANDBOX_PAUSED:
+        return "the sandbox is paused: it can be resumed, stopped, rolled back or deleted";
+    case SANDBOX_SUSPENDED:
+        return "the sandbox is suspended and what it keeps on disk is whole: it can be restored, rolled back "
+               "or "
+               "deleted";
+    case SANDBOX_STOPPED:
+        return "the sandbox is stopped: it can be started, rolled back or deleted";
+    case SANDBOX_FAILED:
+        return "the sandbox has failed: it can be rolled back to a snapshot or deleted";
+    case SANDBOX_DELETING:
+        return "the removal goes on being tried";
+    case SANDBOX_DELETED:
+        return "the sandbox is deleted";
+    default:
+        return "the sandbox is between two states and goes on";
     }
 }

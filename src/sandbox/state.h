@@ -36,3 +36,6 @@ const char *sandbox_state_reason(enum sandbox_state from, enum sandbox_state to)
 
 /* Whether the state is one in which nothing is under way. */
 bool sandbox_state_settled(enum sandbox_state s);
+
+/* What the sandbox is and what can be done next, a clause for the message of an operation that failed. */
+const char *sandbox_state_next(enum sandbox_state s);

@@ -1,7 +1,6 @@
 /* The plumbing of flows: which step a sandbox is in, its limit in time, the operation it serves. */
-#include <stdlib.h>
-
 #include "sandbox/private.h"
+#include "json/json.h"
 
 static void enter(struct sandbox *sb, enum step step)
 {
@@ -19,6 +18,7 @@ void flow_start(struct sandbox *sb)
     sb->resumed = false;
     sb->tries = 0;
     loop_timer_stop(&sb->step_timer);
+    turn_leave(sb);
     enter(sb, STEP_NONE);
 }
 
@@ -43,16 +43,26 @@ void flow_phase(struct sandboxes *s, struct sandbox *sb, const char *phase)
         operation_progress(s, sb->op, phase);
 }
 
-void flow_finish(struct sandboxes *s, struct sandbox *sb, const struct error *err)
+void flow_finish_with(struct sandboxes *s, struct sandbox *sb, json_t *result, const struct error *err)
 {
     struct operation *op = sb->op;
+    struct error told = ERROR_INIT;
     sb->op = NULL;
+    sb->verdict.code = 0;
     sandbox_save(s, sb);
-    if (!op)
+    if (!op) {
+        json_decref(result);
         return;
-    json_t *result = json_pack("{s:s}", "sandbox_id", sb->id);
-    if (!result)
-        abort(); /* out of memory, see call_new */
-    operation_finish(s, op, result, err);
+    }
+    if (err) {
+        told = *err;
+        (void)error_set(&told, err->code, "%.360s; %s", err->message, sandbox_state_next(sb->state));
+    }
+    operation_finish(s, op, result, err ? &told : NULL);
     operation_release(op);
+}
+
+void flow_finish(struct sandboxes *s, struct sandbox *sb, const struct error *err)
+{
+    flow_finish_with(s, sb, json_made(json_pack("{s:s}", "sandbox_id", sb->id)), err);
 }

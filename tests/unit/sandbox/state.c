@@ -10,13 +10,13 @@
  * the order of the enum: creating running pausing paused resuming suspending suspended restoring stopping
  * stopped starting deleting deleted failed. */
 static const char *const allowed[SANDBOX_STATES] = {
-    [SANDBOX_CREATING] = ".x.........x.x",  [SANDBOX_RUNNING] = "..x..x..x..x.x",
-    [SANDBOX_PAUSING] = ".x.x.......x.x",   [SANDBOX_PAUSED] = "....xx..x..x.x",
-    [SANDBOX_RESUMING] = ".x.x.......x.x",  [SANDBOX_SUSPENDING] = ".x....x....x.x",
-    [SANDBOX_SUSPENDED] = ".......x...x.x", [SANDBOX_RESTORING] = ".x....x....x.x",
-    [SANDBOX_STOPPING] = ".........x.x.x",  [SANDBOX_STOPPED] = "..........xx.x",
+    [SANDBOX_CREATING] = ".x.........x.x",  [SANDBOX_RUNNING] = "..x..x.xx..x.x",
+    [SANDBOX_PAUSING] = ".x.x.......x.x",   [SANDBOX_PAUSED] = "....xx.xx..x.x",
+    [SANDBOX_RESUMING] = ".x.x.......x.x",  [SANDBOX_SUSPENDING] = ".x.x..x....x.x",
+    [SANDBOX_SUSPENDED] = ".......x...x.x", [SANDBOX_RESTORING] = ".x....x..x.x.x",
+    [SANDBOX_STOPPING] = ".........x.x.x",  [SANDBOX_STOPPED] = ".......x..xx.x",
     [SANDBOX_STARTING] = ".x.......x.x.x",  [SANDBOX_DELETING] = "............x.",
-    [SANDBOX_DELETED] = "..............",   [SANDBOX_FAILED] = "...........x..",
+    [SANDBOX_DELETED] = "..............",   [SANDBOX_FAILED] = ".......x...x..",
 };
 
 static void test_all_pairs(void **state)
