@@ -143,35 +143,63 @@ static int find_file_areas(const struct memory_vmm *v, int proc_fd, const char *
     return 0;
 }
 
-/* Anonymous memory has no name: it is the one stretch of private, writable, anonymous mappings without a gap
- * that is as large as the memory. QEMU maps it page-aligned between guards, the kernel may cut it into
- * several mappings, and does not join it with others, as its advice (huge pages, merging) is its own. */
+/* The starts of anonymous mappings that follow each other without a gap, ascending. */
+struct stretch {
+    uint64_t *starts;
+    size_t count, room;
+    uint64_t end;
+};
+
+static int stretch_add(struct stretch *s, const struct mapping *m, struct error *err)
+{
+    if (s->end != m->start)
+        s->count = 0;
+    if (s->count == s->room) {
+        size_t room = s->room ? s->room * 2 : 64;
+        uint64_t *starts = reallocarray(s->starts, room, sizeof(*starts));
+        if (!starts)
+            return error_set(err, ERROR_NO_MEMORY, "out of memory");
+        s->starts = starts;
+        s->room = room;
+    }
+    s->starts[s->count++] = m->start;
+    s->end = m->end;
+    return 0;
+}
+
+static int by_address(const void *a, const void *b)
+{
+    uint64_t x = *(const uint64_t *)a;
+    uint64_t y = *(const uint64_t *)b;
+    return x < y ? -1 : x > y;
+}
+
+/* Anonymous memory has no name: it is the one piece of private, writable, anonymous memory that is exactly as
+ * large as the guest's, from the start of one mapping to the end of the same or a later one. QEMU maps it
+ * between guards; other mappings may touch it, but the kernel does not join them with it, as the advice on
+ * it (huge pages, merging) is its own. */
 static int find_anonymous_areas(const struct memory_vmm *v, const char *maps, struct areas *ret,
                                 struct error *err)
 {
-    struct area found = {0};
-    struct area now = {0};
+    struct stretch s = {0};
     unsigned matches = 0;
-    for (const char *line = maps; line; line = next_line(line)) {
+    uint64_t from = 0;
+    int rc = 0;
+    for (const char *line = maps; rc == 0 && line; line = next_line(line)) {
         struct mapping m;
-        bool fits = parse_line(line, &m) && m.inode == 0 && strcmp(m.perms, "rw-p") == 0;
-        bool goes_on = fits && now.end == m.start;
-        if (!goes_on && now.end - now.start == v->bytes) {
-            found = now;
+        if (!parse_line(line, &m) || m.inode != 0 || strcmp(m.perms, "rw-p") != 0)
+            continue;
+        rc = stretch_add(&s, &m, err);
+        uint64_t start = m.end - v->bytes;
+        if (rc == 0 && m.end > v->bytes && bsearch(&start, s.starts, s.count, sizeof(start), by_address)) {
+            from = start;
             matches++;
         }
-        if (goes_on)
-            now.end = m.end;
-        else
-            now = fits ? (struct area){.start = m.start, .end = m.end} : (struct area){0};
     }
-    if (now.end - now.start == v->bytes) {
-        found = now;
-        matches++;
-    }
-    if (matches != 1)
-        return error_set(err, ERROR_CONFLICT, "the VMM has %u mappings of its memory's size", matches);
-    return add_area(ret, found, err);
+    free(s.starts);
+    if (rc == 0 && matches != 1)
+        rc = error_set(err, ERROR_CONFLICT, "the VMM has %u mappings of its memory's size", matches);
+    return rc < 0 ? rc : add_area(ret, (struct area){.start = from, .end = from + v->bytes}, err);
 }
 
 static int by_page(const void *a, const void *b)
