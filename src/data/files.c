@@ -177,6 +177,7 @@ static struct file_op *op_new(struct file_call *f,
     (void)str_copy(op->sandbox_id, sizeof(op->sandbox_id), f->call.sandbox_id);
     DL_APPEND(op->d->file_ops, op);
     f->op = op;
+    data_call_busy(&f->call, true); /* a tree may take a while to remove */
     return op;
 }
 

@@ -181,7 +181,9 @@ void process_get(struct http_request *r, void *arg)
     }
     if (wait_s > 0 && process_state(pc->process) != PROCESS_EXITED)
         pc->wait = process_wait(pc->process, (unsigned)wait_s * 1000, on_wait, pc);
-    if (!pc->wait)
+    if (pc->wait)
+        data_call_busy(&pc->call, true); /* who waits for a command uses the sandbox */
+    else
         http_reply_json(r, 200, process_json(pc->process));
 }
 

@@ -435,11 +435,13 @@ static void test_stat_delete_mkdir(void **state)
     c = ask(g, "DELETE", "/a&recursive=1", "");
     q = question_of(g, "remove");
     assert_true(q->flag);
+    assert_int_equal(g->w->sb->busy, 1);
     assert_string_equal(q->user, "(none)");
     q->done(q->arg, NULL);
     a = answer_of(g, c);
     assert_int_equal(a.status, 204);
     answer_free(&a);
+    rig_until(g, g->w->sb->busy == 0);
     c = request_json(g, "POST", sb_path(g, "/files/mkdir"),
                      "{\"path\":\"/d/e\",\"parents\":true,\"user\":\"u\"}");
     q = question_of(g, "mkdir");

@@ -34,8 +34,10 @@ static void test_get(void **state)
     for (unsigned i = 0; i < 20; i++)
         client_poll(g, c);
     assert_int_equal(buf_len(&c->in), 0);
+    assert_int_equal(g->w->sb->busy, 1); /* who waits for a command keeps its sandbox awake */
     fake_exit(p, 1);
     a = answer_of(g, c);
+    rig_until(g, g->w->sb->busy == 0);
     assert_string_equal(json_string_value(json_object_get(a.json, "state")), "exited");
     answer_free(&a);
     a = get(g, process_path(g, &k, "?wait_s=30")); /* at once now */
@@ -57,6 +59,7 @@ static void test_get(void **state)
         client_poll(g, c);
     client_close(c);
     world_settle(g->w);
+    rig_until(g, g->w->sb->busy == 0);
 }
 
 static void test_list(void **state)
