@@ -12,6 +12,7 @@
 #include "json/json.h"
 
 #define BRIEF_MS 200
+#define UNKNOWN_PROCESS "unknown process" /* the guest's word for one that it does not have */
 #define RETRY_MS 1000
 
 /* --- the end --- */
@@ -129,7 +130,7 @@ static json_t *guest_result_json(const struct process *p, const struct guest_res
     case GUEST_REASON_START_FAILED:
         break;
     }
-    if (p->adopted && str_eq(message, "unknown process"))
+    if (p->adopted && str_eq(message, UNKNOWN_PROCESS))
         return make_result(p, "sandbox_gone", json_null(), json_null(),
                            "the sandbox no longer knows this process; its result is lost", r);
     return make_result(p, "start_failed", json_null(), json_null(), message, r);
@@ -155,11 +156,14 @@ static void record_due(struct loop_timer *t)
 
 static void feed(struct process *p)
 {
-    if (!p->feeding || !p->input_ready)
+    if (!p->input_ready || (!p->feeding && buf_len(&p->feed) == 0))
         return;
     if (buf_len(&p->feed) > 0)
         buf_consume(&p->feed, guest_process_stdin(p->gp, buf_head(&p->feed), buf_len(&p->feed)));
     if (buf_len(&p->feed) > 0)
+        return;
+    process_input_noted(p, false);
+    if (!p->feeding)
         return;
     guest_process_stdin_close(p->gp);
     p->feeding = false;
@@ -214,10 +218,22 @@ static void guest_output(void *arg, enum guest_stream stream, uint64_t offset, c
     streams_ack_later(p);
 }
 
+/* It had been asked to start by a daemon that was killed, or when the sandbox fell asleep: it never got
+ * there.
+ */
+static bool never_arrived(const struct process *p, const struct guest_result *result)
+{
+    return p->state == PROCESS_CREATED && p->adopted && p->b->guest &&
+           result->reason == GUEST_REASON_START_FAILED && str_eq(result->message, UNKNOWN_PROCESS);
+}
+
 static void guest_exited(void *arg, const struct guest_result *result)
 {
     struct process *p = arg;
-    if (p->state != PROCESS_EXITED)
+    if (never_arrived(p, result)) {
+        release(p);
+        process_begin(p, p->b->guest);
+    } else if (p->state != PROCESS_EXITED)
         process_finish(p, guest_result_json(p, result));
     else if (p->durable)
         release(p); /* taken up for this alone */
@@ -267,6 +283,7 @@ void process_begin(struct process *p, struct guest *g)
 {
     struct spec_exec x;
     struct error err = ERROR_INIT;
+    p->adopted = p->maybe = false;
     int rc = spec_exec_init(p->spec, process_guest_id(p), &x, &err);
     if (rc == 0) {
         rc = guest_process_start(g, &x.exec, &guest_events, p, &p->gp, &err);
@@ -330,6 +347,7 @@ void process_unlink_guest(struct process *p)
 {
     /* The guest of a sandbox that is suspended now still has it when it comes back. */
     p->owed = p->gp && p->state == PROCESS_EXITED;
+    process_input_keep(p);
     release(p);
 }
 
@@ -378,7 +396,8 @@ int process_stdin(struct process *p, const void *data, size_t n, size_t *ret_tak
 {
     int rc = check_stdin(p, err);
     if (rc == 0)
-        *ret_taken = p->input_ready && n > 0 ? guest_process_stdin(p->gp, data, n) : 0;
+        *ret_taken =
+            p->input_ready && n > 0 && buf_len(&p->feed) == 0 ? guest_process_stdin(p->gp, data, n) : 0;
     return rc;
 }
 
@@ -388,10 +407,10 @@ int process_stdin_close(struct process *p, struct error *err)
     if (rc < 0)
         return rc;
     p->stdin_closed = true;
-    if (p->input_ready)
+    if (p->input_ready && buf_len(&p->feed) == 0)
         guest_process_stdin_close(p->gp);
     else
-        p->feeding = true; /* closed once there is a link */
+        p->feeding = true; /* closed once there is a link, and what comes before is given */
     process_put(p);
     return 0;
 }

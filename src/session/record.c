@@ -18,6 +18,9 @@ static bool put_past(const struct process *p, json_t *body)
     int rc = 0;
     if (*p->guest_id)
         rc |= json_object_set_new(body, "guest_id", json_string(p->guest_id));
+    json_t *input = p->input_kept ? process_input_json(p) : NULL;
+    if (input)
+        rc |= json_object_set_new(body, "input_b64", input);
     if (*p->origin)
         rc |= json_object_set_new(body, "origin", json_string(p->origin));
     if (p->stream[0].floor || p->stream[1].floor)
@@ -111,6 +114,7 @@ static void load_fields(struct process *p, const json_t *body)
     p->spec_bytes = spec_size(p->spec);
     p->seq = number(body, "seq");
     p->start_wanted = json_is_true(json_object_get(body, "start"));
+    p->maybe = p->start_wanted;
     p->feeding = json_is_true(json_object_get(body, "feed"));
     p->stdin_closed = json_is_true(json_object_get(body, "stdin_closed"));
     p->pid = (uint32_t)number(body, "pid");
@@ -148,6 +152,8 @@ int process_load(struct sessions *s, const char *id, const json_t *body, struct 
     p->state = state;
     load_fields(p, body);
     process_link(s, b, p);
+    p->input_kept = json_object_get(body, "input_b64") != NULL;
+    (void)process_input_set(p, json_object_get(body, "input_b64"));
     *ret = p;
     return 0;
 }

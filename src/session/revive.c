@@ -36,11 +36,12 @@ static json_t *capture_one(struct process *p)
 {
     for (unsigned i = 0; i < STREAMS; i++)
         stream_open(p, i);
-    return json_pack("{ss ss sb sb so sI sI sI sI sI sI sI sI}", "id", p->id, "guest_id", process_guest_id(p),
-                     "running", p->state == PROCESS_RUNNING, "stdin_closed", p->stdin_closed || p->feeding,
-                     "spec", capture_spec(p), "pid", (json_int_t)p->pid, "seq", (json_int_t)p->seq,
-                     "journal_bytes", (json_int_t)p->journal_bytes, "created_ms", (json_int_t)p->created_ms,
-                     "started_ms", (json_int_t)p->started_ms, "branch", (json_int_t)p->branch, "stdout",
+    return json_pack("{so* ss ss sb sb so sI sI sI sI sI sI sI sI}", "input_b64", process_input_json(p), "id",
+                     p->id, "guest_id", process_guest_id(p), "running", p->state == PROCESS_RUNNING,
+                     "stdin_closed", p->stdin_closed || p->feeding, "spec", capture_spec(p), "pid",
+                     (json_int_t)p->pid, "seq", (json_int_t)p->seq, "journal_bytes",
+                     (json_int_t)p->journal_bytes, "created_ms", (json_int_t)p->created_ms, "started_ms",
+                     (json_int_t)p->started_ms, "branch", (json_int_t)p->branch, "stdout",
                      (json_int_t)stream_end(p, 0), "stderr", (json_int_t)stream_end(p, 1));
 }
 
@@ -58,8 +59,14 @@ json_t *sessions_capture(struct sessions *s, const struct sandbox *sb)
             abort(); /* a snapshot that forgot a process would end it */
         for (unsigned i = 0; i < STREAMS; i++)
             p->stream[i].floor = stream_end(p, i);
-        if (suspends) /* a host that crashes before it is restored may lose what the journals say */
-            process_put(p);
+        if (!suspends)
+            continue;
+        /* A host that crashes before it is restored may lose what the journals say, a server that is killed
+         * the input. */
+        json_t *input = process_input_json(p);
+        p->input_kept = input != NULL;
+        json_decref(input);
+        process_put(p);
     }
     json_t *document = json_pack("{si so}", "v", DOCUMENT_VERSION, "processes", list);
     if (!document)
@@ -75,6 +82,7 @@ struct entry {
     int running;
     int stdin_closed;
     json_t *spec;
+    json_t *input; /* NULL: none */
     json_int_t pid, seq, journal_bytes, created_ms, started_ms, branch, at[STREAMS];
 };
 
@@ -85,6 +93,7 @@ static int entry_read(json_t *o, struct entry *e, struct error *err)
                          &e->spec, "pid", &e->pid, "seq", &e->seq, "journal_bytes", &e->journal_bytes,
                          "created_ms", &e->created_ms, "started_ms", &e->started_ms, "branch", &e->branch,
                          "stdout", &e->at[0], "stderr", &e->at[1]);
+    e->input = json_object_get(o, "input_b64");
     if (rc == 0 && id_valid(e->id, "pr") && id_valid(e->guest_id, "pr") && json_is_object(e->spec) &&
         e->at[0] >= 0 && e->at[1] >= 0)
         return 0;
@@ -174,9 +183,12 @@ static void set_state(struct process *p, const struct entry *e)
     p->state = e->running ? PROCESS_RUNNING : PROCESS_CREATED;
     p->start_wanted = true;
     p->sent = e->running != 0;
+    p->maybe = !p->sent;
     p->stdin_closed = e->stdin_closed != 0;
     p->brief = p->adopted = p->owed = p->durable = p->warned = p->feeding = false;
-    buf_finish(&p->feed);
+    if (!process_input_set(p, e->input))
+        LOG(LOG_WARN, "input lost", "sandbox=%s process=%s", p->b->sandbox_id, p->id);
+    p->input_kept = buf_len(&p->feed) > 0;
     p->pid = (uint32_t)e->pid;
     p->journal_bytes = (uint64_t)e->journal_bytes;
     p->created_ms = e->created_ms;

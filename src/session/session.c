@@ -34,7 +34,8 @@ static void bucket_run(struct bucket *b)
             continue;
         for (unsigned i = 0; i < STREAMS; i++)
             stream_open(p, i);
-        bool known = p->sent || p->state == PROCESS_RUNNING || stream_end(p, 0) > 0 || stream_end(p, 1) > 0;
+        bool known = p->sent || p->maybe || p->state == PROCESS_RUNNING || stream_end(p, 0) > 0 ||
+                     stream_end(p, 1) > 0;
         if (known)
             process_adopt(p, b->guest);
         else
@@ -63,6 +64,9 @@ static void link_down(struct bucket *b, const struct sandbox *sb, const struct e
     DL_FOREACH(b->head, p)
     process_unlink_guest(p);
     signals_fail(b, why && why->code ? why : &lost);
+    bool sleeps = sandbox_state(sb) == SANDBOX_SUSPENDING || sandbox_state(sb) == SANDBOX_SUSPENDED;
+    DL_FOREACH(sleeps ? b->head : NULL, p)
+    process_input_noted(p, p->state != PROCESS_EXITED && buf_len(&p->feed) > 0);
     bucket_end(b, sandbox_state(sb), why && *why->message ? why->message : "the sandbox has ended");
     if (sandbox_state(sb) == SANDBOX_SUSPENDED)
         bucket_suspended(b);
@@ -82,6 +86,14 @@ static void on_guest(void *arg, const struct sandbox *sb, struct guest *g, const
         s->link(s->link_arg, sandbox_id(sb), g, why);
 }
 
+/* The suspend did not come about: what waits is given to the guest by the link that it has. */
+static void bucket_stays(struct bucket *b)
+{
+    struct process *p;
+    DL_FOREACH(b->head, p)
+    process_input_noted(p, false);
+}
+
 static void on_changed(void *arg, const struct sandbox *sb, enum sandbox_state from, enum sandbox_state to)
 {
     struct sessions *s = arg;
@@ -92,6 +104,8 @@ static void on_changed(void *arg, const struct sandbox *sb, enum sandbox_state f
     (void)snprintf(message, sizeof(message), "the sandbox was %s",
                    to == SANDBOX_FAILED ? "lost: it failed" : sandbox_state_name(to));
     bucket_end(b, to, message);
+    if (from == SANDBOX_SUSPENDING && to == SANDBOX_RUNNING)
+        bucket_stays(b);
     if (to == SANDBOX_SUSPENDED)
         bucket_suspended(b);
     /* Commands that were asked for while it slept: its link object may be the same as before. */

@@ -95,8 +95,9 @@ struct process {
     enum process_state state;
     bool start_wanted; /* was asked to start */
     bool sent;         /* the guest was asked, by this daemon or an earlier one */
+    bool maybe;        /* whether the guest knows it nobody here can tell: it is asked first */
     bool adopted;
-    bool owed; /* ended, but its guest could not be told yet that it may forget it */
+    bool owed;  /* ended, but its guest could not be told yet that it may forget it */
     bool brief; /* exec: recorded as running only when it takes a while */
     bool stdin_closed;
     bool input_ready; /* the guest has said what it has of stdin */
@@ -116,9 +117,10 @@ struct process {
     json_t *result; /* NULL while there is none */
     struct guest_process *gp;
     struct stream stream[STREAMS];
-    struct buf feed; /* exec: stdin not given yet; then it is closed */
-    bool feeding;
-    unsigned walk; /* readers are being called: none of them may be freed */
+    struct buf feed; /* stdin that goes to the guest before any other */
+    bool feeding;    /* its stdin is closed after that */
+    bool input_kept; /* its record holds the feed */
+    unsigned walk;   /* readers are being called: none of them may be freed */
     struct process_reader *readers;
     struct process_wait *waits;
     struct session *sessions;
@@ -192,6 +194,17 @@ void process_unlink_guest(struct process *p);
 void signals_fail(struct bucket *b, const struct error *why);
 /* Its sandbox is gone: ends here, with that as its result. */
 void process_end_gone(struct process *p, const char *message);
+
+/* --- input.c --- */
+#define INPUT_MAX (SPEC_BYTES_MAX + 128 * 1024) /* an exec's own, and what a link queues */
+/* What of its stdin was taken and has not been sent, in base64; NULL: nothing. New reference. */
+json_t *process_input_json(const struct process *p);
+/* Gives that (may be NULL) as the first input of its next link; false when it cannot be read. */
+bool process_input_set(struct process *p, const json_t *input);
+/* The link is about to go: takes back what it has not sent. */
+void process_input_keep(struct process *p);
+/* Whether the record holds it. */
+void process_input_noted(struct process *p, bool kept);
 
 /* --- stream.c: journals and credit --- */
 const char *stream_suffix(unsigned i);

@@ -52,7 +52,7 @@ void process_link(struct sessions *s, struct bucket *b, struct process *p)
     p->s = s;
     p->b = b;
     process_prepare(p);
-    buf_init(&p->feed, SPEC_BYTES_MAX);
+    buf_init(&p->feed, INPUT_MAX);
     DL_PREPEND(b->head, p);
     HASH_ADD_STR(s->processes, id, p);
     b->count++;

@@ -24,6 +24,7 @@ struct guest_process {
     char input[65536];
     size_t input_n, input_max; /* at most input_max bytes are taken */
     bool input_closed;
+    size_t unsent; /* the last bytes of the input are still in the link's queue */
     unsigned input_closes;
     int signal;
     bool signal_tree;

@@ -150,6 +150,13 @@ size_t guest_process_stdin(struct guest_process *p, const void *data, size_t n)
     return n;
 }
 
+size_t guest_process_unsent(const struct guest_process *p, const void **ret, bool *ret_close)
+{
+    *ret = p->input + (p->input_n - p->unsent);
+    *ret_close = false;
+    return p->unsent;
+}
+
 void guest_process_stdin_close(struct guest_process *p)
 {
     p->input_closed = true;

@@ -201,6 +201,22 @@ static void test_suspended_exited(void **state)
     json_decref(document);
 }
 
+/* Commands that are asked for while the guest is made to stand still wait in the link, and go with it. */
+static void test_suspended_before_it_started(void **state)
+{
+    struct world *w = *state;
+    struct process *p = new_process(w, "{\"argv\":[\"x\"],\"start\":\"now\"}");
+    json_decref(suspend(w));
+    assert_int_equal(process_state(p), PROCESS_CREATED);
+    restore(w);
+    fake_result(adopted(w->guest, process_id(p), 0), GUEST_REASON_START_FAILED, 0, 0, "unknown process");
+    struct guest_process *g = fake_process(w->guest, process_id(p));
+    assert_false(g->adopted);
+    assert_string_equal(g->argv, "x");
+    fake_started(g, 3);
+    assert_int_equal(process_state(p), PROCESS_RUNNING);
+}
+
 static void test_suspend_fails(void **state)
 {
     struct world *w = *state;
@@ -263,6 +279,99 @@ static void test_stdin_over_suspend(void **state)
     assert_ok(process_stdin_close(p, &w->err), &w->err);
     assert_true(g->input_closed);
     sink_close(k);
+}
+
+static void input_is(const struct guest_process *g, const char *text)
+{
+    assert_int_equal(g->input_n, strlen(text));
+    assert_memory_equal(g->input, text, g->input_n);
+}
+
+/* Input that was taken and had not left yet goes along: over a restart, to a copy, back to a snapshot. */
+static void test_unsent_input(void **state)
+{
+    struct world *w = *state;
+    struct guest_process *g;
+    struct process *p = started_process(w, &g);
+    char id[ID_SIZE];
+    size_t taken = 0;
+    (void)str_copy(id, sizeof(id), process_id(p));
+    assert_ok(process_stdin(p, "got it, not yet", 15, &taken, &w->err), &w->err);
+    g->unsent = 7;
+    json_t *document = suspend(w);
+    world_restart(w);
+    restore(w);
+    p = processes_find(w->sessions, sandbox_id(w->sb), id);
+    g = adopted(w->guest, id, 0);
+    input_is(g, "");
+    fake_started(g, 42);
+    input_is(g, "not yet");
+    assert_ok(process_stdin(p, "!", 1, &taken, &w->err), &w->err);
+    input_is(g, "not yet!");
+    assert_false(g->input_closed);
+
+    struct child c = fork_of(w, document);
+    struct guest_process *cg = adopted(c.guest, id, 0);
+    fake_started(cg, 42);
+    input_is(cg, "not yet");
+    rollback(w, document);
+    g = adopted(w->guest, id, 0);
+    fake_started(g, 42);
+    input_is(g, "not yet");
+    /* It was given: nobody gives it again. */
+    json_decref(suspend(w));
+    world_restart(w);
+    restore(w);
+    g = adopted(w->guest, id, 0);
+    fake_started(g, 42);
+    input_is(g, "");
+    child_end(w, &c);
+    json_decref(document);
+}
+
+/* A command's own input, its end after it. */
+static void test_unsent_feed(void **state)
+{
+    struct world *w = *state;
+    struct process *p = NULL;
+    w->guest->input_max = 3;
+    json_t *body = body_of("{\"argv\":[\"cat\"],\"stdin_b64\":\"aGVsbG8=\"}");
+    assert_ok(sessions_exec(w->sessions, w->sb, body, &p, &w->err), &w->err);
+    json_decref(body);
+    char id[ID_SIZE];
+    (void)str_copy(id, sizeof(id), process_id(p));
+    struct guest_process *g = fake_process(w->guest, id);
+    fake_started(g, 5);
+    input_is(g, "hel");
+    g->unsent = 1;
+    json_decref(suspend(w));
+    world_restart(w);
+    restore(w);
+    g = adopted(w->guest, id, 0);
+    fake_started(g, 5);
+    input_is(g, "llo");
+    assert_true(g->input_closed);
+}
+
+static void test_failed_suspend_keeps_input(void **state)
+{
+    struct world *w = *state;
+    struct guest_process *g;
+    struct process *p = started_process(w, &g);
+    size_t taken = 0;
+    char id[ID_SIZE];
+    (void)str_copy(id, sizeof(id), process_id(p));
+    assert_ok(process_stdin(p, "abc", 3, &taken, &w->err), &w->err);
+    g->unsent = 3;
+    fake_move(w->sandboxes, w->sb, SANDBOX_SUSPENDING);
+    json_decref(sessions_capture(w->sessions, w->sb));
+    fake_move(w->sandboxes, w->sb, SANDBOX_RUNNING);
+    g->unsent = 0; /* the link has sent it */
+    world_restart(w);
+    fake_link(w->sandboxes, w->sb, w->guest, NULL);
+    g = adopted(w->guest, id, 0);
+    fake_started(g, 42);
+    input_is(g, "");
 }
 
 /* A host that crashed may have lost the journal; the guest has been told that its bytes are taken. */
@@ -464,7 +573,8 @@ static void test_rollback_forgotten(void **state)
     json_decref(document);
 }
 
-/* The guest had been asked but had not answered: it is asked again, with the environment. */
+/* The guest had been asked but had not answered: it is asked whether it knows of it, and once more if not,
+ * with the environment. */
 static void test_rollback_to_a_start(void **state)
 {
     struct world *w = *state;
@@ -477,8 +587,13 @@ static void test_rollback_to_a_start(void **state)
     rollback(w, document);
     g = fake_process(w->guest, process_id(p));
     assert_non_null(g);
+    assert_true(g->adopted);
+    fake_result(g, GUEST_REASON_START_FAILED, 0, 0, "unknown process");
+    g = fake_process(w->guest, process_id(p));
     assert_false(g->adopted);
     assert_string_equal(g->env, "K=v");
+    fake_result(g, GUEST_REASON_START_FAILED, 0, 0, "unknown process"); /* once */
+    assert_string_equal(reason_of(p), "start_failed");
     json_decref(document);
 }
 
@@ -732,9 +847,13 @@ int main(void)
         T(test_suspend_and_restore),
         T(test_suspended_after_the_last_byte),
         T(test_suspended_exited),
+        T(test_suspended_before_it_started),
         T(test_suspend_fails),
         T(test_guest_may_forget_later),
         T(test_stdin_over_suspend),
+        T(test_unsent_input),
+        T(test_unsent_feed),
+        T(test_failed_suspend_keeps_input),
         T(test_journal_lost_while_suspended),
         T(test_journal_is_sealed),
         T(test_rollback),
