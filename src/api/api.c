@@ -7,6 +7,7 @@
 #include "api/internal.h"
 #include "api/metrics.h"
 #include "base/cleanup.h"
+#include "json/json.h"
 
 /* --- what is observed --- */
 
@@ -16,6 +17,17 @@ static void on_sandbox(void *arg, const struct sandbox *sb, enum sandbox_state f
     events_sandbox(a->events, sb, from, to);
 }
 
+/* The snapshot that an operation has made; one that has failed made none. */
+static void tell_snapshot(struct api *a, const struct operation *op)
+{
+    AUTO_JSON json_t *whole = operation_json(op);
+    const char *id = json_string_value(json_object_get(json_object_get(whole, "result"), "snapshot_id"));
+    const struct snapshot *sn = id ? snapshots_find(a->config.sandboxes, id) : NULL;
+    AUTO_JSON json_t *snapshot = sn ? snapshot_json(sn) : NULL;
+    if (sn)
+        events_snapshot(a->events, "snapshot.ready", snapshot_project(sn), snapshot);
+}
+
 static void on_operation(void *arg, const struct operation *op)
 {
     struct api *a = arg;
@@ -23,8 +35,11 @@ static void on_operation(void *arg, const struct operation *op)
     const struct sandbox *sb = *sandbox_id ? sandboxes_find(a->config.sandboxes, sandbox_id) : NULL;
     /* "-" is no name of a project: only admins see what belongs to a sandbox that is not known. */
     events_operation(a->events, op, sb ? sandbox_project(sb) : *sandbox_id ? "-" : "");
-    if (operation_finished(op))
-        metrics_operation(a->metrics, op);
+    if (!operation_finished(op))
+        return;
+    metrics_operation(a->metrics, op);
+    if (strcmp(operation_kind(op), "snapshot") == 0)
+        tell_snapshot(a, op);
 }
 
 static void on_commit(void *arg, double seconds)
@@ -44,13 +59,11 @@ void api_observe_answer(void *arg, const struct http_request *r, unsigned status
 /* Copies of the tables, with this api as the argument of every route. */
 static int add_routes(struct api *a, struct error *err)
 {
-    const struct route_list lists[] = {api_sandbox_routes(),
-                                       api_operation_routes(),
-                                       api_template_routes(),
-                                       api_key_routes(),
-                                       api_event_routes(),
-                                       api_info_routes(),
-                                       a->config.doctor ? api_doctor_routes() : (struct route_list){NULL, 0}};
+    const struct route_list lists[] = {
+        api_sandbox_routes(),   api_snapshot_routes(),
+        api_operation_routes(), api_template_routes(),
+        api_key_routes(),       api_event_routes(),
+        api_info_routes(),      a->config.doctor ? api_doctor_routes() : (struct route_list){NULL, 0}};
     size_t n = 0;
     for (size_t i = 0; i < ARRAY_LEN(lists); i++)
         n += lists[i].n;

@@ -164,6 +164,15 @@ void events_operation(struct events *e, const struct operation *op, const char *
     json_decref(whole);
 }
 
+void events_snapshot(struct events *e, const char *type, const char *project, const json_t *snapshot)
+{
+    emit(e, type, project,
+         json_pack("{s:O?, s:O?, s:O?, s:O?, s:O?}", "snapshot_id", json_object_get(snapshot, "id"),
+                   "sandbox_id", json_object_get(snapshot, "sandbox_id"), "name",
+                   json_object_get(snapshot, "name"), "kind", json_object_get(snapshot, "kind"), "bytes",
+                   json_object_get(snapshot, "bytes")));
+}
+
 void events_template(struct events *e, const char *type, const char *name, const char *what)
 {
     emit(e, type, "", json_pack("{s:s, s:s?}", "template", name, "reference", what));

@@ -16,6 +16,8 @@ void events_destroy(struct events *e);
 void events_sandbox(struct events *e, const struct sandbox *sb, enum sandbox_state from,
                     enum sandbox_state to);
 void events_operation(struct events *e, const struct operation *op, const char *project);
+/* type: "snapshot.ready", "snapshot.deleted"; snapshot: as in the API. */
+void events_snapshot(struct events *e, const char *type, const char *project, const json_t *snapshot);
 /* type: "template.tagged", "template.deleted"; what: tag or digest, may be NULL. */
 void events_template(struct events *e, const char *type, const char *name, const char *what);
 

@@ -29,6 +29,7 @@ struct route_list {
 
 /* The tables of routes, one of each file. */
 struct route_list api_sandbox_routes(void);
+struct route_list api_snapshot_routes(void);
 struct route_list api_operation_routes(void);
 struct route_list api_template_routes(void);
 struct route_list api_key_routes(void);
@@ -50,6 +51,7 @@ json_t *page_json(json_t *items, const char *next);
 
 /* --- who may see what --- */
 /* An admin sees everything, others what belongs to their project. */
+bool api_may_see_project(const struct http_request *r, const char *project);
 bool api_may_see(const struct http_request *r, const struct sandbox *sb);
 
 /* The sandbox of "{id}", or NULL with ERROR_NOT_FOUND: also for one of another project. */
@@ -67,3 +69,7 @@ int api_no_fields(const struct http_request *r, struct error *err);
 /* Answers a change when it is durable; operation: adds Location. body: stolen. */
 void api_reply_change(struct api *a, struct http_request *r, unsigned status, json_t *body,
                       const struct operation *op);
+
+/* The same with {"sandbox", "operation"}. */
+void api_reply_both(struct api *a, struct http_request *r, unsigned status, const struct sandbox *sb,
+                    const struct operation *op);

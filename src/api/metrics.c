@@ -172,6 +172,28 @@ static void write_sandboxes(struct buf *b, struct sandboxes *all)
                          sandbox_state_name((enum sandbox_state)state), counts[state]);
 }
 
+#define SNAPSHOT_STATES 3
+
+/* By state; what is not ready has no size yet. */
+static void write_snapshots(struct buf *b, struct sandboxes *all)
+{
+    static const char *const states[SNAPSHOT_STATES] = {"creating", "ready", "failed"};
+    unsigned counts[SNAPSHOT_STATES] = {0};
+    json_int_t bytes = 0;
+    for (struct snapshot *sn = snapshots_next(all, NULL); sn; sn = snapshots_next(all, sn)) {
+        json_t *snapshot = snapshot_json(sn);
+        const char *state = json_string_value(json_object_get(snapshot, "state"));
+        for (size_t i = 0; i < SNAPSHOT_STATES; i++)
+            counts[i] += str_eq(state, states[i]);
+        bytes += json_integer_value(json_object_get(snapshot, "bytes"));
+        json_decref(snapshot);
+    }
+    family(b, "space_snapshots", "gauge", "Snapshots that clients have asked for, by state.");
+    for (size_t i = 0; i < SNAPSHOT_STATES; i++)
+        (void)buf_printf(b, "space_snapshots{state=\"%s\"} %u\n", states[i], counts[i]);
+    gauge(b, "space_snapshot_bytes", "What they take on disk beyond what they share.", (double)bytes);
+}
+
 static void write_operations(struct buf *b, const struct metrics *m, struct sandboxes *all)
 {
     unsigned open = 0;
@@ -219,6 +241,7 @@ char *metrics_text(struct api *a)
     struct buf b;
     buf_init(&b, TEXT_MAX);
     write_sandboxes(&b, c->sandboxes);
+    write_snapshots(&b, c->sandboxes);
     write_operations(&b, a->metrics, c->sandboxes);
     unsigned ready, wanted, live, readers;
     golden_depth(c->golden, &ready, &wanted);

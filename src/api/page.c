@@ -20,10 +20,15 @@ json_t *page_json(json_t *items, const char *next)
     return json_pack("{s:o, s:s?}", "items", items, "next_cursor", next);
 }
 
-bool api_may_see(const struct http_request *r, const struct sandbox *sb)
+bool api_may_see_project(const struct http_request *r, const char *project)
 {
     const struct http_principal *p = http_principal(r);
-    return p->role == ROLE_ADMIN || str_eq(p->project, sandbox_project(sb));
+    return p->role == ROLE_ADMIN || str_eq(p->project, project);
+}
+
+bool api_may_see(const struct http_request *r, const struct sandbox *sb)
+{
+    return api_may_see_project(r, sandbox_project(sb));
 }
 
 struct sandbox *api_sandbox_of(struct api *a, const struct http_request *r, struct error *err)
@@ -68,4 +73,11 @@ void api_reply_change(struct api *a, struct http_request *r, unsigned status, js
         http_add_header(r, "Location", location);
     }
     http_reply_after_commit(r, a->config.store, status, body);
+}
+
+void api_reply_both(struct api *a, struct http_request *r, unsigned status, const struct sandbox *sb,
+                    const struct operation *op)
+{
+    json_t *body = json_pack("{s:o, s:o}", "sandbox", sandbox_json(sb), "operation", operation_json(op));
+    api_reply_change(a, r, status, body, op);
 }

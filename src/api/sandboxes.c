@@ -1,4 +1,4 @@
-/* Sandboxes: create, list, read, change, and the verbs of their life. */
+/* Sandboxes: create, list, read, change, and the verbs of their life that take no body. */
 #include <stdio.h>
 #include <string.h>
 
@@ -6,11 +6,16 @@
 #include "base/cleanup.h"
 #include "base/str.h"
 
-static void reply_both(struct api *a, struct http_request *r, unsigned status, const struct sandbox *sb,
-                       const struct operation *op)
+/* A snapshot of another project is none. Left to the controller: whether there is one, and what of a body
+ * does not fit together. */
+static int check_snapshot(struct api *a, const struct http_request *r, const json_t *body, struct error *err)
 {
-    json_t *body = json_pack("{s:o, s:o}", "sandbox", sandbox_json(sb), "operation", operation_json(op));
-    api_reply_change(a, r, status, body, op);
+    const char *id = json_string_value(json_object_get(body, "snapshot"));
+    const struct snapshot *sn =
+        id && !json_object_get(body, "template") ? snapshots_find(a->config.sandboxes, id) : NULL;
+    if (sn && !api_may_see_project(r, snapshot_project(sn)))
+        return error_field(err, ERROR_NOT_FOUND, "snapshot", "there is no snapshot %.64s", id);
+    return 0;
 }
 
 static void sandboxes_post(struct http_request *r, void *arg)
@@ -20,10 +25,11 @@ static void sandboxes_post(struct http_request *r, void *arg)
     struct sandbox *sb = NULL;
     struct operation *op = NULL;
     const json_t *body = api_body(r, &err);
-    if (!body || sandboxes_new(a->config.sandboxes, body, http_principal(r)->project, &sb, &op, &err) < 0)
+    if (!body || check_snapshot(a, r, body, &err) < 0 ||
+        sandboxes_new(a->config.sandboxes, body, http_principal(r)->project, &sb, &op, &err) < 0)
         http_reply_error(r, &err);
     else
-        reply_both(a, r, 202, sb, op);
+        api_reply_both(a, r, 202, sb, op);
 }
 
 /* --- list --- */
@@ -135,6 +141,17 @@ static void sandbox_get(struct http_request *r, void *arg)
     http_reply_text(r, 200, "application/json", text, n);
 }
 
+/* Apart from the sandbox: that answer is given often and kept as text. */
+static void history_get(struct http_request *r, void *arg)
+{
+    struct error err = ERROR_INIT;
+    const struct sandbox *sb = api_sandbox_of(arg, r, &err);
+    if (sb)
+        http_reply_json(r, 200, page_json(sandbox_history_json(sb), NULL));
+    else
+        http_reply_error(r, &err);
+}
+
 static void sandbox_patch(struct http_request *r, void *arg)
 {
     struct api *a = arg;
@@ -157,7 +174,7 @@ static void run_verb(struct api *a, struct http_request *r, enum sandbox_verb ve
         sandboxes_verb(a->config.sandboxes, sb, verb, &op, &already, &err) < 0)
         http_reply_error(r, &err);
     else
-        reply_both(a, r, already ? 200 : 202, sb, op);
+        api_reply_both(a, r, already ? 200 : 202, sb, op);
 }
 
 static void sandbox_delete(struct http_request *r, void *arg)
@@ -183,6 +200,16 @@ static void sandbox_stop(struct http_request *r, void *arg)
 static void sandbox_start(struct http_request *r, void *arg)
 {
     run_verb(arg, r, SANDBOX_START);
+}
+
+static void sandbox_suspend(struct http_request *r, void *arg)
+{
+    run_verb(arg, r, SANDBOX_SUSPEND);
+}
+
+static void sandbox_restore(struct http_request *r, void *arg)
+{
+    run_verb(arg, r, SANDBOX_RESTORE);
 }
 
 static void sandbox_wake(struct http_request *r, void *arg)
@@ -214,7 +241,11 @@ struct route_list api_sandbox_routes(void)
         VERB(resume, "Let a paused sandbox run again"),
         VERB(stop, "Shut the sandbox down; its disk stays"),
         VERB(start, "Boot a stopped sandbox from its disk"),
-        VERB(wake, "Resume or start, whichever is valid now"),
+        VERB(suspend, "Keep memory, processes and disk on disk; everything else on the host is given back"),
+        VERB(restore, "Let a suspended sandbox go on"),
+        VERB(wake, "Resume, restore or start, whichever is valid now"),
+        {"GET", SB "/history", history_get, NULL, ROLE_VIEWER, BODY_NONE, 0,
+         "The last changes of a sandbox's state, oldest first", NULL, NULL, "TransitionList", 200},
     };
     return (struct route_list){routes, ARRAY_LEN(routes)};
 }

@@ -19,146 +19,8 @@
 #include "fakes.h"
 #include "harness.h"
 #include "http/idempotency.h"
+#include "shared.h"
 #include "store/store_db.h"
-
-#define ROOT "sk_root"
-
-static struct fixture f;
-static char dir[64];
-static struct store *store;
-static struct keys *keys;
-static struct idempotency *idempotency;
-static struct sandboxes *sandboxes;
-static struct templates *templates;
-static struct api *api;
-
-static json_t *doctor(void *arg)
-{
-    (void)arg;
-    return json_pack("{s:b}", "can_run", 1);
-}
-
-static void answered(void *arg, const struct http_request *r, unsigned status, double seconds)
-{
-    (void)arg;
-    if (api)
-        api_observe_answer(api, r, status, seconds);
-}
-
-static void open_all(void)
-{
-    struct error err = ERROR_INIT;
-    char path[80];
-    (void)snprintf(path, sizeof(path), "%s/db", dir);
-    f.loop = NULL;
-    assert_int_equal(loop_create(&f.loop, &err), 0);
-    assert_int_equal(store_open(f.loop, path, &store, &err), 0);
-    assert_int_equal(keys_create(store, &keys, &err), 0);
-    assert_int_equal(keys_add_static(keys, ROOT, ROLE_ADMIN, &err), 0);
-    assert_int_equal(idempotency_create(f.loop, store, &idempotency, &err), 0);
-    struct http_config config = {.listen_fd = -1,
-                                 .authenticate = keys_authenticate,
-                                 .arg = keys,
-                                 .idempotency = idempotency,
-                                 .answered = answered};
-    fixture_setup(&f, &config);
-    sandboxes = fake_sandboxes(f.loop, store);
-    templates = fake_templates();
-    struct api_config all = {.loop = f.loop,
-                             .http = f.server,
-                             .store = store,
-                             .sandboxes = sandboxes,
-                             .templates = templates,
-                             .keys = keys,
-                             .doctor = doctor,
-                             .kernel_release = "6.1"};
-    assert_int_equal(api_create(&all, &api, &err), 0);
-    api_set_ready(api);
-    fixture_start(&f);
-}
-
-static void close_all(void)
-{
-    fixture_stop(&f);
-    api_destroy(TAKE(api));
-    http_destroy(TAKE(f.server));
-    idempotency_destroy(TAKE(idempotency));
-    keys_destroy(TAKE(keys));
-    assert_int_equal(fake_uploads_open(templates), 0);
-    fake_sandboxes_free(TAKE(sandboxes));
-    fake_templates_free(TAKE(templates));
-    store_close(TAKE(store));
-    fixture_teardown(&f);
-}
-
-static int setup(void **state)
-{
-    (void)state;
-    (void)str_copy(dir, sizeof(dir), "/tmp/api-test-XXXXXX");
-    assert_non_null(mkdtemp(dir));
-    open_all();
-    return 0;
-}
-
-static int teardown(void **state)
-{
-    (void)state;
-    close_all();
-    (void)fs_remove_tree(AT_FDCWD, dir, NULL);
-    return 0;
-}
-
-/* Answer's body as JSON; the status must be the one given. */
-static json_t *call(const char *method, const char *target, const char *key, const char *headers,
-                    const char *body, int status)
-{
-    struct answer a;
-    request(&f, &a, method, target, key, headers, body);
-    if (a.status != status)
-        print_error("%s %s: %d %s\n", method, target, a.status, a.body);
-    assert_int_equal(a.status, status);
-    json_t *j = a.body_n ? json_loads(a.body, JSON_DECODE_ANY, NULL) : NULL;
-    answer_finish(&a);
-    return j;
-}
-
-static const char *text_at(const json_t *j, const char *a, const char *b)
-{
-    const json_t *inner = json_object_get(j, a);
-    return json_string_value(b ? json_object_get(inner, b) : inner);
-}
-
-static void create(const char *key, const char *body, char id[ID_SIZE])
-{
-    json_t *j = call("POST", "/v1/sandboxes", key, NULL, body, 202);
-    assert_true(str_copy(id, ID_SIZE, text_at(j, "sandbox", "id")));
-    json_decref(j);
-}
-
-static void make_key(const char *role, const char *project, char text[64])
-{
-    char body[128];
-    (void)snprintf(body, sizeof(body), "{\"role\":\"%s\",\"project\":\"%s\"}", role, project);
-    json_t *j = call("POST", "/v1/keys", ROOT, NULL, body, 201);
-    assert_true(str_copy(text, 64, text_at(j, "key", NULL)));
-    assert_int_equal(strlen(text), 43);
-    json_decref(j);
-}
-
-static void wait_running(const char *id)
-{
-    char target[64];
-    (void)snprintf(target, sizeof(target), "/v1/sandboxes/%s", id);
-    for (int i = 0; i < 200; i++) {
-        json_t *j = call("GET", target, ROOT, NULL, NULL, 200);
-        bool running = str_eq(text_at(j, "state", NULL), "running");
-        json_decref(j);
-        if (running)
-            return;
-        (void)usleep(5000);
-    }
-    fail();
-}
 
 static void lives_of_a_sandbox(void **state)
 {
@@ -186,8 +48,8 @@ static void lives_of_a_sandbox(void **state)
     static const struct {
         const char *verb;
         int status;
-    } verbs[] = {{"pause", 202}, {"pause", 200}, {"resume", 202},
-                 {"stop", 202},  {"start", 202}, {"wake", 200}};
+    } verbs[] = {{"pause", 202}, {"pause", 200},   {"resume", 202},  {"stop", 202},    {"start", 202},
+                 {"wake", 200},  {"suspend", 202}, {"suspend", 200}, {"restore", 202}, {"restore", 200}};
     for (size_t i = 0; i < ARRAY_LEN(verbs); i++) {
         (void)snprintf(target, sizeof(target), "/v1/sandboxes/%s/%s", id, verbs[i].verb);
         j = call("POST", target, ROOT, NULL, i % 2 ? "{}" : NULL, verbs[i].status);
@@ -200,6 +62,24 @@ static void lives_of_a_sandbox(void **state)
     assert_string_equal(text_at(j, "name", NULL), "other");
     json_decref(j);
     json_decref(call("DELETE", target, ROOT, NULL, NULL, 202));
+}
+
+static void tells_the_history(void **state)
+{
+    (void)state;
+    char id[ID_SIZE], target[96], red[64];
+    make_key("user", "red", red);
+    create(ROOT, "{\"template\":\"seed\"}", id);
+    (void)snprintf(target, sizeof(target), "/v1/sandboxes/%s/history", id);
+    json_t *j = call("GET", target, ROOT, NULL, NULL, 200);
+    const json_t *one = json_array_get(json_object_get(j, "items"), 0);
+    assert_string_equal(text_at(one, "from", NULL), "creating");
+    assert_string_equal(text_at(one, "reason", NULL), "a request");
+    assert_true(json_is_null(json_object_get(j, "next_cursor")));
+    json_decref(j);
+    expect(&f, "GET", target, red, NULL, NULL, 404, "not_found");
+    expect(&f, "POST", target, ROOT, NULL, NULL, 405, "method_not_allowed");
+    expect(&f, "GET", "/v1/sandboxes/sb_absent/history", ROOT, NULL, NULL, 404, "not_found");
 }
 
 static void refuses_bad_requests(void **state)
@@ -235,6 +115,7 @@ static void refuses_bad_requests(void **state)
         {"POST", pause, viewer, NULL, 403, "forbidden"},
         {"POST", "/v1/sandboxes/sb_absent/pause", ROOT, NULL, 404, "not_found"},
         {"POST", "/v1/sandboxes/sb_absent/suspend", ROOT, NULL, 404, "not_found"},
+        {"POST", "/v1/sandboxes/sb_absent/sleep", ROOT, NULL, 404, "not_found"},
         {"GET", pause, ROOT, NULL, 405, "method_not_allowed"},
         {"GET", "/v1/operations/op_absent", ROOT, NULL, 404, "not_found"},
         {"GET", "/v1/operations/op_absent?wait_s=61", ROOT, NULL, 400, "invalid_request"},
@@ -709,6 +590,36 @@ static void tells_what_happens(void **state)
     (void)close(fd);
 }
 
+static void tells_of_snapshots(void **state)
+{
+    (void)state;
+    char id[ID_SIZE], sn[ID_SIZE], target[96], blue[64], red[64];
+    make_key("user", "blue", blue);
+    make_key("user", "red", red);
+    create(blue, "{\"template\":\"seed\"}", id);
+    wait_running(id);
+    int fd = follow("/v1/events", blue, NULL), other = follow("/v1/events", red, NULL);
+    wait_following(fd);
+    wait_following(other);
+    take(id, blue, sn);
+    (void)snprintf(target, sizeof(target), "/v1/snapshots/%s", sn);
+    expect(&f, "DELETE", target, blue, NULL, NULL, 204, NULL);
+    static const char *const types[] = {"operation.running", "operation.succeeded", "snapshot.ready",
+                                        "snapshot.deleted"};
+    for (size_t i = 0; i < ARRAY_LEN(types); i++) {
+        struct event e = next_event(fd);
+        while (i == 0 && !strstr(e.data, "\"kind\":\"snapshot\"")) /* the end of the creation */
+            e = next_event(fd);
+        assert_string_equal(e.type, types[i]);
+        assert_non_null(strstr(e.data, id));
+        assert_true(i < 2 || strstr(e.data, sn));
+    }
+    (void)close(fd);
+    expect(&f, "DELETE", "/v1/templates/seed", ROOT, NULL, NULL, 204, NULL);
+    assert_string_equal(next_event(other).type, "template.deleted");
+    (void)close(other);
+}
+
 static void forgets_old_events(void **state)
 {
     (void)state;
@@ -840,6 +751,10 @@ static void tells_of_itself(void **state)
     char id[ID_SIZE];
     create(ROOT, "{\"template\":\"seed\"}", id);
     wait_running(id);
+    char sn[ID_SIZE];
+    take(id, ROOT, sn);
+    take(id, ROOT, sn);
+    json_decref(post_to(id, "snapshots", ROOT, NULL, 202));
     struct answer a;
     request(&f, &a, "GET", "/metrics", ROOT, NULL, NULL);
     static const char *const lines[] = {
@@ -848,6 +763,11 @@ static void tells_of_itself(void **state)
         "space_operation_seconds_count{kind=\"create\",status=\"succeeded\"} 1\n",
         "space_operation_seconds_bucket{kind=\"create\",status=\"succeeded\",le=\"0.05\"} 1\n",
         "space_operation_seconds_bucket{kind=\"create\",status=\"succeeded\",le=\"0.025\"} 0\n",
+        "space_snapshots{state=\"creating\"} 1\n",
+        "space_snapshots{state=\"ready\"} 2\n",
+        "space_snapshots{state=\"failed\"} 0\n",
+        "space_snapshot_bytes 2000\n",
+        "space_operation_seconds_count{kind=\"snapshot\",status=\"succeeded\"} 2\n",
         "space_warm_ready 1\n",
         "space_warm_wanted 2\n",
         "space_processes_live 3\n",
@@ -870,6 +790,8 @@ int main(void)
 #define T(fn) cmocka_unit_test_setup_teardown(fn, setup, teardown)
     const struct CMUnitTest tests[] = {
         T(lives_of_a_sandbox),
+        T(tells_the_history),
+        T(tells_of_snapshots),
         T(refuses_bad_requests),
         T(lists_in_pages_with_filters),
         T(keeps_projects_apart),

@@ -30,7 +30,17 @@ struct operation {
     struct operation *prev, *next;
     char id[ID_SIZE], kind[32], sandbox_id[ID_SIZE];
     bool finished;
+    json_t *result; /* shown when it has finished; NULL: none */
     struct operation_wait *waits;
+};
+
+struct snapshot {
+    struct snapshot *prev, *next; /* newest first */
+    struct sandboxes *owner;
+    char id[ID_SIZE], sandbox_id[ID_SIZE], project[64], name[64], kind[8];
+    bool ready;
+    struct operation *op;
+    struct loop_timer timer;
 };
 
 struct operation_wait {
@@ -46,6 +56,7 @@ struct sandboxes {
     struct store *store;
     struct sandbox *all;
     struct operation *operations;
+    struct snapshot *snapshots;
     sandbox_changed changed;
     operation_changed op_changed;
     void *arg;
@@ -81,7 +92,14 @@ void fake_sandboxes_free(struct sandboxes *s)
     DL_FOREACH_SAFE(s->operations, op, next_op)
     {
         assert(!op->waits);
+        json_decref(op->result);
         free(op);
+    }
+    struct snapshot *sn, *next_sn;
+    DL_FOREACH_SAFE(s->snapshots, sn, next_sn)
+    {
+        loop_timer_stop(&sn->timer);
+        free(sn);
     }
     free(s);
 }
@@ -144,14 +162,19 @@ static void on_arrival(struct loop_timer *t)
 int sandboxes_new(struct sandboxes *s, const json_t *body, const char *project, struct sandbox **ret,
                   struct operation **ret_op, struct error *err)
 {
-    const char *name = "", *template = NULL;
+    const char *name = "", *template = NULL, *snapshot = NULL;
     const json_t *metadata = NULL;
-    const struct json_field fields[] = {{"template", JSON_KIND_STRING, true, 1, 60, &template},
+    const struct json_field fields[] = {{"template", JSON_KIND_STRING, false, 1, 60, &template},
+                                        {"snapshot", JSON_KIND_STRING, false, 1, 60, &snapshot},
                                         {"name", JSON_KIND_STRING, false, 1, 60, &name},
                                         {"metadata", JSON_KIND_STRING_MAP, false, 0, 8, &metadata}};
     int rc = json_read(body, "", fields, ARRAY_LEN(fields), err);
     if (rc < 0)
         return rc;
+    if (!template == !snapshot)
+        return error_field(err, ERROR_INVALID, "template", "one of template and snapshot is needed");
+    if (snapshot && !snapshots_find(s, snapshot))
+        return error_field(err, ERROR_NOT_FOUND, "snapshot", "no snapshot %s", snapshot);
     if (str_eq(template, "absent"))
         return error_set(err, ERROR_NOT_FOUND, "no template absent");
     struct sandbox *sb = calloc(1, sizeof(*sb));
@@ -160,7 +183,7 @@ int sandboxes_new(struct sandboxes *s, const json_t *body, const char *project, 
     id_new("sb", sb->id);
     (void)str_copy(sb->project, sizeof(sb->project), project);
     (void)str_copy(sb->name, sizeof(sb->name), name);
-    (void)str_copy(sb->ref, sizeof(sb->ref), template);
+    (void)str_copy(sb->ref, sizeof(sb->ref), template ? template : "seed:latest");
     memset(sb->digest, 'a', BROKER_DIGEST_SIZE - 1);
     sb->metadata = metadata ? json_deep_copy(metadata) : json_object();
     sb->state = SANDBOX_CREATING;
@@ -189,6 +212,8 @@ int sandboxes_verb(struct sandboxes *s, struct sandbox *sb, enum sandbox_verb ve
         [SANDBOX_STOP] = {"stop", SANDBOX_STOPPING, SANDBOX_STOPPED},
         [SANDBOX_START] = {"start", SANDBOX_STARTING, SANDBOX_RUNNING},
         [SANDBOX_WAKE] = {"wake", SANDBOX_RESUMING, SANDBOX_RUNNING},
+        [SANDBOX_SUSPEND] = {"suspend", SANDBOX_SUSPENDING, SANDBOX_SUSPENDED},
+        [SANDBOX_RESTORE] = {"restore", SANDBOX_RESTORING, SANDBOX_RUNNING},
     };
     if (sb->op) {
         (void)error_set(err, ERROR_CONFLICT, "%s is under way", sb->op->kind);
@@ -306,10 +331,17 @@ const char *sandbox_json_text(const struct sandbox *sb, size_t *ret_len)
     return sb->text;
 }
 
+json_t *sandbox_history_json(const struct sandbox *sb)
+{
+    return json_pack("[{s:s, s:s, s:s, s:s}]", "at", "2026-01-02T03:04:05.678Z", "from", "creating", "to",
+                     sandbox_state_name(sb->state), "reason", "a request");
+}
+
 json_t *operation_json(const struct operation *op)
 {
-    return json_pack("{s:s, s:s, s:s, s:{s:s}}", "id", op->id, "kind", op->kind, "status",
-                     operation_status(op), "progress", "phase", "phase");
+    return json_pack("{s:s, s:s, s:s, s:{s:s}, s:O?}", "id", op->id, "kind", op->kind, "status",
+                     operation_status(op), "progress", "phase", "phase", "result",
+                     op->finished ? op->result : NULL);
 }
 
 const char *operation_id(const struct operation *op)
@@ -367,6 +399,122 @@ struct operation_wait *operation_wait(struct sandboxes *s, struct operation *op,
 void operation_wait_cancel(struct operation_wait *w)
 {
     wait_free(w);
+}
+
+/* --- snapshots --- */
+
+static void on_snapshot(struct loop_timer *t)
+{
+    struct snapshot *sn = t->arg;
+    sn->ready = true;
+    finish(sn->owner, sn->op);
+}
+
+int sandboxes_snapshot(struct sandboxes *s, struct sandbox *sb, const json_t *body, struct snapshot **ret,
+                       struct operation **ret_op, struct error *err)
+{
+    const char *name = "", *kind = "full";
+    const struct json_field fields[] = {{"name", JSON_KIND_STRING, false, 1, 60, &name},
+                                        {"kind", JSON_KIND_STRING, false, 1, 7, &kind}};
+    int rc = json_read(body, "", fields, ARRAY_LEN(fields), err);
+    if (rc < 0)
+        return rc;
+    struct snapshot *sn = calloc(1, sizeof(*sn));
+    assert(sn);
+    sn->owner = s;
+    id_new("sn", sn->id);
+    (void)str_copy(sn->sandbox_id, sizeof(sn->sandbox_id), sb->id);
+    (void)str_copy(sn->project, sizeof(sn->project), sb->project);
+    (void)str_copy(sn->name, sizeof(sn->name), name);
+    (void)str_copy(sn->kind, sizeof(sn->kind), kind);
+    DL_PREPEND(s->snapshots, sn);
+    sn->op = new_operation(s, "snapshot", sb->id);
+    sn->op->result = json_pack("{s:s, s:i}", "snapshot_id", sn->id, "bytes", 1000);
+    loop_timer_init(s->loop, &sn->timer, on_snapshot, sn);
+    loop_timer_start(&sn->timer, FAKE_DELAY_MS);
+    *ret = sn;
+    *ret_op = sn->op;
+    return 0;
+}
+
+int sandboxes_rollback(struct sandboxes *s, struct sandbox *sb, const json_t *body, struct operation **ret_op,
+                       struct error *err)
+{
+    const char *id;
+    const struct json_field fields[] = {{"snapshot_id", JSON_KIND_STRING, true, 1, 60, &id}};
+    int rc = json_read(body, "", fields, ARRAY_LEN(fields), err);
+    if (rc < 0)
+        return rc;
+    const struct snapshot *sn = snapshots_find(s, id);
+    if (!sn || !str_eq(sn->sandbox_id, sb->id))
+        return error_field(err, ERROR_NOT_FOUND, "snapshot_id", "no snapshot %s of it", id);
+    *ret_op = new_operation(s, "rollback", sb->id);
+    finish(s, *ret_op);
+    return 0;
+}
+
+int sandboxes_fork(struct sandboxes *s, struct sandbox *sb, const json_t *body, struct operation **ret_op,
+                   struct error *err)
+{
+    int64_t count = 1;
+    const struct json_field fields[] = {{"count", JSON_KIND_INTEGER, false, 1, 100, &count}};
+    int rc = json_read(body, "", fields, ARRAY_LEN(fields), err);
+    if (rc < 0)
+        return rc;
+    *ret_op = new_operation(s, "fork", sb->id);
+    (*ret_op)->result = json_pack("{s:[]}", "children");
+    for (int64_t i = 0; i < count; i++)
+        json_array_append_new(json_object_get((*ret_op)->result, "children"),
+                              json_pack("{s:s, s:n}", "sandbox_id", "sb_child", "error"));
+    finish(s, *ret_op);
+    return 0;
+}
+
+struct snapshot *snapshots_find(struct sandboxes *s, const char *id)
+{
+    struct snapshot *sn;
+    DL_FOREACH(s->snapshots, sn)
+    {
+        if (strcmp(sn->id, id) == 0)
+            return sn;
+    }
+    return NULL;
+}
+
+struct snapshot *snapshots_next(struct sandboxes *s, const struct snapshot *after)
+{
+    return after ? after->next : s->snapshots;
+}
+
+const char *snapshot_id(const struct snapshot *sn)
+{
+    return sn->id;
+}
+
+const char *snapshot_sandbox_id(const struct snapshot *sn)
+{
+    return sn->sandbox_id;
+}
+
+const char *snapshot_project(const struct snapshot *sn)
+{
+    return sn->project;
+}
+
+json_t *snapshot_json(const struct snapshot *sn)
+{
+    return json_pack("{s:s, s:s, s:s?, s:s, s:s, s:i}", "id", sn->id, "sandbox_id", sn->sandbox_id, "name",
+                     *sn->name ? sn->name : NULL, "kind", sn->kind, "state", sn->ready ? "ready" : "creating",
+                     "bytes", sn->ready ? 1000 : 0);
+}
+
+int snapshots_remove(struct sandboxes *s, struct snapshot *sn, struct error *err)
+{
+    if (!sn->ready)
+        return error_set(err, ERROR_CONFLICT, "it is being made");
+    DL_DELETE(s->snapshots, sn);
+    free(sn);
+    return 0;
 }
 
 /* --- templates --- */
