@@ -6,12 +6,12 @@
 #   3. create a command session                 -> a process id, and a token to attach with
 #   4. attach: the command starts, its output streams, its input and signals could be sent
 #   5. read the process result                  -> how the command ended, apart from its output
-#   6. keep, stop or delete the sandbox
+#   6. keep, suspend, stop or delete the sandbox
 #
 # Everything learned on the way is kept in a run directory, so that another program (or you, tomorrow) can go on from
 # there: sandbox.json operation.json session.json token process.json result.json transcript.txt
 #
-# Usage: run.sh [--cleanup=keep|stop|delete] [--template=NAME[:TAG]] [--run-dir=DIR] [-- COMMAND [ARG...]]
+# Usage: run.sh [--cleanup=keep|suspend|stop|delete] [--template=NAME[:TAG]] [--run-dir=DIR] [-- COMMAND [ARG...]]
 #
 # The server is found as by every `space` command: SPACE_URL, and SPACE_API_KEY or SPACE_KEY_FILE. SPACE names the
 # client (default: `space`); TEMPLATE and RUN_DIR are the defaults of the options.
@@ -38,7 +38,7 @@ print("" if value is None else value)' "$@"
 
 while [ $# -gt 0 ]; do
     case $1 in
-    --cleanup=keep | --cleanup=stop | --cleanup=delete) cleanup=${1#*=} ;;
+    --cleanup=keep | --cleanup=suspend | --cleanup=stop | --cleanup=delete) cleanup=${1#*=} ;;
     --template=?*) template=${1#*=} ;;
     --run-dir=?*) run_dir=${1#*=} ;;
     --) shift; break ;;
@@ -113,14 +113,16 @@ reason=$(field "$run_dir/result.json" reason)
 code=$(field "$run_dir/result.json" exit_code)
 echo "reason $reason, exit code ${code:-none}; attach ended with status $status"
 
-say "6. keep, stop or delete the sandbox"
+say "6. keep, suspend, stop or delete the sandbox"
 if [ "$cleanup" = ask ]; then
     if [ -t 0 ]; then
-        printf 'The command has ended; its sandbox has not. [k]eep, [s]top or [d]elete it? (delete) ' >&2
+        # Suspended, it costs disk and nothing else, and its processes go on later; stopped, only its disk stays.
+        printf 'The command has ended; its sandbox has not. [k]eep, [s]uspend, s[t]op or [d]elete it? (delete) ' >&2
         read -r answer || answer=
         case $answer in
         k*) cleanup=keep ;;
-        s*) cleanup=stop ;;
+        st* | t*) cleanup=stop ;;
+        s*) cleanup=suspend ;;
         *) cleanup=delete ;;
         esac
     else
@@ -131,8 +133,18 @@ if [ "$cleanup" = ask ]; then
 fi
 case $cleanup in
 keep) echo "kept: $space exec -it $sandbox -- sh; later: $space rm $sandbox" ;;
-stop) "$space" stop "$sandbox" >/dev/null && echo "stopped: its disk is kept; $space start $sandbox" ;;
-delete) "$space" rm "$sandbox" >/dev/null && echo "deleted" ;;
+suspend)
+    "$space" suspend "$sandbox" >/dev/null
+    echo "suspended: its memory and processes are on disk; $space restore $sandbox"
+    ;;
+stop)
+    "$space" stop "$sandbox" >/dev/null
+    echo "stopped: its disk is kept; $space start $sandbox"
+    ;;
+delete)
+    "$space" rm "$sandbox" >/dev/null
+    echo "deleted"
+    ;;
 esac
 echo "$cleanup" >"$run_dir/cleanup"
 
