@@ -145,6 +145,19 @@ static void set_defaults(struct sessions_config *c)
         c->max_readers = 4096;
 }
 
+static json_t *hook_capture(void *arg, const struct sandbox *sb)
+{
+    return sessions_capture(arg, sb);
+}
+
+static int hook_revive(void *arg, const struct sandbox *sb, const json_t *processes, bool in_place,
+                       struct error *err)
+{
+    return sessions_revive(arg, sb, processes, in_place, NULL, err);
+}
+
+static const struct sandbox_process_hooks hooks = {.capture = hook_capture, .revive = hook_revive};
+
 int sessions_create(const struct sessions_config *config, struct sessions **ret, struct error *err)
 {
     struct sessions *s = calloc(1, sizeof(*s));
@@ -163,6 +176,7 @@ int sessions_create(const struct sessions_config *config, struct sessions **ret,
         return rc;
     }
     sandboxes_observe(config->sandboxes, on_changed, NULL, on_guest, s);
+    sandboxes_set_process_hooks(config->sandboxes, &hooks, s);
     *ret = s;
     return 0;
 }

@@ -36,7 +36,8 @@ struct sessions_config {
     unsigned max_readers;           /* over all, default 4096 */
 };
 
-/* Registers with sandboxes_observe; call before sandboxes_start. Loads the store in sessions_start. */
+/* Registers with sandboxes_observe and as what keeps processes (sandboxes_set_process_hooks); call before
+ * sandboxes_start. Loads the store in sessions_start. */
 int sessions_create(const struct sessions_config *config, struct sessions **ret, struct error *err);
 int sessions_start(struct sessions *s, struct error *err); /* before sandboxes_start */
 
