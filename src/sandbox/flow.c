@@ -70,17 +70,6 @@ void link_wait(struct sandboxes *s, struct sandbox *sb, unsigned link_ms)
 
 /* --- the end of every way --- */
 
-/* It does not go on from anything any more but from itself. */
-static void forget_origin(struct sandboxes *s, struct sandbox *sb)
-{
-    if (sb->state == SANDBOX_CREATING)
-        child_ended(s, sb, NULL);
-    if (sb->state == SANDBOX_RESTORING) {
-        image_drop(s, sb);
-        sb->rollback[0] = '\0';
-    }
-}
-
 static void arrive(struct sandboxes *s, struct sandbox *sb)
 {
     struct error err = ERROR_INIT;
@@ -96,14 +85,18 @@ static void arrive(struct sandboxes *s, struct sandbox *sb)
     }
     const struct error verdict = sb->verdict;
     flow_end(sb);
-    sb->active_ms = now_ms(s);
+    if (!verdict.code) /* what failed was no use of it */
+        sb->active_ms = now_ms(s);
     if (sb->started_ms == 0)
         sb->started_ms = sb->active_ms;
     if (!sb->announced)
         notify_guest(s, sb);
-    forget_origin(s, sb);
+    /* It does not go on from anything any more but from itself. */
+    image_drop(s, sb);
+    sb->rollback[0] = '\0';
     if (sb->state != SANDBOX_RUNNING) /* else it was taken over in the middle of a capture */
         (void)sandbox_move(s, sb, SANDBOX_RUNNING);
+    child_ended(s, sb, NULL);
     flow_finish(s, sb, verdict.code ? &verdict : NULL);
 }
 

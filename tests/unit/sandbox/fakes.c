@@ -1,14 +1,17 @@
 #include "fakes.h"
 
 #include <assert.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 /* The default hash falls through its cases, which compilers report. */
 #define HASH_FUNCTION(key, len, hash) HASH_FNV(key, len, hash)
 #include <uthash.h>
 #include <utlist.h>
 
+#include "base/fs.h"
 #include "base/str.h"
 
 #define LATE_MS 60
@@ -20,7 +23,13 @@ struct machine {
     struct guest *guest; /* attached object */
 };
 
+struct snapshot_files {
+    struct fake_snapshot s;
+    UT_hash_handle hh;
+};
+
 struct vm {
+    struct vm_spec spec;
     struct machine *machine; /* NULL: inert */
     char id[ID_SIZE];
     char socket[64];
@@ -46,6 +55,10 @@ struct answer {
     void (*done)(void *arg, const struct error *err);
     void (*booted)(void *arg, const struct error *err, struct vm *vm);
     void (*listed)(void *arg, const struct error *err, const char (*ids)[ID_SIZE], size_t n);
+    void (*counted)(void *arg, const struct error *err, uint64_t bytes);
+    char other[ID_SIZE]; /* a snapshot */
+    bool flag;
+    const struct vm *vm;
     void *arg;
     struct vm_events events;
     void *events_arg;
@@ -62,7 +75,12 @@ static struct {
     unsigned times[FAKE_CALLS]; /* 0: always */
     unsigned count[FAKE_CALLS];
     unsigned objects;
+    struct snapshot_files *snapshots;
+    unsigned progress; /* counts what guests do */
+    char version[32];
 } fake;
+
+static char pool[128];
 
 /* --- the world --- */
 
@@ -94,6 +112,78 @@ static void drop(struct machine *m)
     free(m);
 }
 
+/* --- snapshots --- */
+
+static struct snapshot_files *find_snapshot(const char *id)
+{
+    struct snapshot_files *f = NULL;
+    HASH_FIND_STR(fake.snapshots, id, f);
+    return f;
+}
+
+static void state_path(const char *id, const char *name, char *to, size_t size)
+{
+    (void)snprintf(to, size, "%s/snapshots/%s%s", pool, id, name);
+}
+
+static void drop_snapshot(const char *id)
+{
+    struct snapshot_files *f = find_snapshot(id);
+    char path[256];
+    if (!f)
+        return;
+    state_path(id, "/state", path, sizeof(path));
+    (void)unlink(path);
+    state_path(id, "", path, sizeof(path));
+    (void)rmdir(path);
+    HASH_DEL(fake.snapshots, f);
+    free(f);
+}
+
+static struct snapshot_files *add_snapshot(const char *id)
+{
+    char path[256];
+    drop_snapshot(id);
+    struct snapshot_files *f = calloc(1, sizeof(*f));
+    (void)str_copy(f->s.id, sizeof(f->s.id), id);
+    HASH_ADD_STR(fake.snapshots, s.id, f);
+    state_path(id, "", path, sizeof(path));
+    (void)fs_mkdir_p(path, 0700, NULL);
+    state_path(id, "/state", path, sizeof(path));
+    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    assert(fd >= 0);
+    (void)close(fd);
+    return f;
+}
+
+struct fake_snapshot *fake_snapshot(const char *id)
+{
+    struct snapshot_files *f = find_snapshot(id);
+    return f ? &f->s : NULL;
+}
+
+struct fake_snapshot *fake_snapshot_add(const char *id)
+{
+    struct snapshot_files *f = add_snapshot(id);
+    f->s.full = f->s.captured = f->s.sealed = true;
+    return &f->s;
+}
+
+unsigned fake_snapshots(void)
+{
+    return HASH_COUNT(fake.snapshots);
+}
+
+void fake_pool(const char *path)
+{
+    assert(str_copy(pool, sizeof(pool), path));
+}
+
+void fake_version(const char *version)
+{
+    (void)str_copy(fake.version, sizeof(fake.version), version);
+}
+
 void fake_reset(struct loop *l)
 {
     struct machine *m;
@@ -107,7 +197,12 @@ void fake_reset(struct loop *l)
         loop_timer_stop(&a->timer);
         free(a);
     }
+    struct snapshot_files *f;
+    struct snapshot_files *f_next;
+    HASH_ITER(hh, fake.snapshots, f, f_next)
+    drop_snapshot(f->s.id);
     memset(&fake, 0, sizeof(fake));
+    fake_version("1");
     fake.loop = l;
 }
 
@@ -255,6 +350,17 @@ static void deliver_list(const struct answer *a)
     a->listed(a->arg, a->err.code ? &a->err : NULL, (const char(*)[ID_SIZE])ids, n);
 }
 
+static void deliver_snapshots(const struct answer *a)
+{
+    char ids[512][ID_SIZE];
+    size_t n = 0;
+    const struct snapshot_files *f;
+    for (f = fake.snapshots; f && n < 512; f = f->hh.next)
+        if (f->s.sealed)
+            (void)str_copy(ids[n++], ID_SIZE, f->s.id);
+    a->listed(a->arg, a->err.code ? &a->err : NULL, (const char(*)[ID_SIZE])ids, n);
+}
+
 static void deliver_boot(const struct answer *a)
 {
     if (a->err.code) {
@@ -281,19 +387,154 @@ static void deliver_ready(const struct answer *a)
     m->guest->events.ready(m->guest, m->guest->arg);
 }
 
+/* The guest does something: its memory and its disk go on together, or it is on a disk of another time. */
+static void go_on(struct machine *m)
+{
+    assert(m->m.memory == m->m.disk);
+    m->m.memory = m->m.disk = ++fake.progress;
+    m->m.synced = false;
+    m->m.running = true;
+}
+
+static void launch(struct answer *a, struct machine *m)
+{
+    const struct vm_spec *spec = &a->vm->spec;
+    const struct snapshot_files *f = find_snapshot(spec->snapshot_id);
+    bool from = spec->boot == VM_BOOT_SNAPSHOT;
+    if (m->m.alive) {
+        (void)error_set(&a->err, ERROR_CONFLICT, "a VMM runs already");
+    } else if (from && (!f || !f->s.sealed || !f->s.full)) {
+        (void)error_set(&a->err, ERROR_NOT_FOUND, "no snapshot %s", spec->snapshot_id);
+    } else {
+        m->m.alive = true;
+        m->m.parked = false;
+        m->m.started = from;
+        m->m.frozen = false;
+        if (!from) {
+            m->m.memory = m->m.disk;
+            go_on(m);
+        }
+    }
+}
+
+/* Nothing but what a broker does may happen to a snapshot. */
+static void capture(struct answer *a)
+{
+    struct snapshot_files *f = find_snapshot(a->other);
+    if (!f) {
+        (void)error_set(&a->err, ERROR_NOT_FOUND, "no snapshot %s is being made", a->other);
+        return;
+    }
+    struct machine *m = find(f->s.sandbox_id);
+    if (!m || (f->s.full && !m->m.alive)) {
+        (void)error_set(&a->err, ERROR_NOT_FOUND, "no VMM");
+        return;
+    }
+    assert(!m->m.running);
+    assert(!f->s.full || m->m.frozen); /* nobody else may answer to what was captured */
+    assert(!m->m.alive || m->m.memory == m->m.disk);
+    f->s.memory = m->m.memory;
+    f->s.disk = m->m.disk;
+    f->s.synced = m->m.synced;
+    f->s.captured = true;
+}
+
+static void snapshot_effect(struct answer *a)
+{
+    struct snapshot_files *f = find_snapshot(a->other);
+    struct machine *m = find(a->id);
+    switch (a->call) {
+    case FAKE_BEGIN:
+        if (!m || (a->flag && !m->m.alive)) {
+            (void)error_set(&a->err, ERROR_NOT_FOUND, "no VMM of %s runs", a->id);
+            break;
+        }
+        f = add_snapshot(a->other);
+        f->s.full = a->flag;
+        (void)str_copy(f->s.sandbox_id, ID_SIZE, a->id);
+        break;
+    case FAKE_CAPTURE:
+        capture(a);
+        break;
+    case FAKE_SEAL:
+        if (!f || !f->s.captured)
+            (void)error_set(&a->err, ERROR_NOT_FOUND, "no snapshot %s was captured", a->other);
+        else
+            f->s.sealed = true;
+        break;
+    case FAKE_COPY:
+        f = find_snapshot(a->id);
+        if (!f || !f->s.sealed) {
+            (void)error_set(&a->err, ERROR_NOT_FOUND, "no snapshot %s", a->id);
+            break;
+        }
+        struct fake_snapshot copy = f->s;
+        f = add_snapshot(a->other);
+        (void)str_copy(copy.id, ID_SIZE, a->other);
+        f->s = copy;
+        break;
+    case FAKE_DROP:
+        drop_snapshot(a->other);
+        break;
+    case FAKE_PREPARE:
+    case FAKE_REVERT:
+        if (!f || !f->s.sealed) {
+            (void)error_set(&a->err, ERROR_NOT_FOUND, "no snapshot %s", a->other);
+            break;
+        }
+        m = add(a->id);
+        assert(!m->m.alive);
+        m->m.disk = f->s.disk;
+        break;
+    default:
+        break;
+    }
+}
+
+static void load(struct answer *a, struct machine *m)
+{
+    const struct snapshot_files *f = find_snapshot(a->vm->spec.snapshot_id);
+    assert(m->m.started);
+    if (!f) {
+        (void)error_set(&a->err, ERROR_NOT_FOUND, "no snapshot %s", a->vm->spec.snapshot_id);
+        return;
+    }
+    m->m.started = false;
+    m->m.memory = f->s.memory;
+    m->m.frozen = true;
+}
+
 /* What a successful answer does to the world. */
-static void take_effect(const struct answer *a)
+static void take_effect(struct answer *a)
 {
     struct machine *m = find(a->id);
-    if (a->err.code || !m)
+    if (a->err.code)
+        return;
+    snapshot_effect(a);
+    if (!m)
         return;
     switch (a->call) {
     case FAKE_LAUNCH:
-        m->m.alive = m->m.running = true;
+        launch(a, m);
+        break;
+    case FAKE_LOAD:
+        load(a, m);
+        break;
+    case FAKE_QUIESCE:
+        m->m.frozen = true;
+        break;
+    case FAKE_SYNC:
+        m->m.synced = true;
+        break;
+    case FAKE_PARK:
+        if (m->m.alive)
+            fake_exit(a->id, "parked");
+        m->m.parked = true;
         break;
     case FAKE_RESUME:
+        assert(!m->m.started);
         if (!m->m.running) {
-            m->m.running = true;
+            go_on(m);
             guest_look(m);
         }
         break;
@@ -302,6 +543,7 @@ static void take_effect(const struct answer *a)
         break;
     case FAKE_IDENTIFY:
         m->m.identified++;
+        m->m.frozen = false;
         m->m.identity = a->identity;
         break;
     case FAKE_KILL:
@@ -325,6 +567,10 @@ static void deliver(struct loop_timer *t)
     take_effect(a);
     if (a->call == FAKE_LIST)
         deliver_list(a);
+    else if (a->call == FAKE_SNAPSHOTS)
+        deliver_snapshots(a);
+    else if (a->counted)
+        a->counted(a->arg, a->err.code ? &a->err : NULL, 4096);
     else if (a->call == FAKE_BOOT)
         deliver_boot(a);
     else if (a->call == FAKE_READY)
@@ -395,6 +641,99 @@ void broker_sandbox_list(struct broker *b,
     a->arg = arg;
 }
 
+void broker_sandbox_park(struct broker *b, const char *id, broker_done done, void *arg)
+{
+    (void)b;
+    ask_done(NULL, FAKE_PARK, id, done, arg);
+}
+
+static void ask_snapshot(enum fake_call call, const char *id, const char *snapshot, bool flag,
+                         broker_done done, void *arg)
+{
+    struct answer *a = ask(NULL, call, id);
+    if (!a)
+        return;
+    a->done = done;
+    a->arg = arg;
+    a->flag = flag;
+    (void)str_copy(a->other, sizeof(a->other), snapshot);
+}
+
+void broker_sandbox_prepare(struct broker *b, const char *id, enum broker_disk_from from,
+                            const char *snapshot, uint32_t disk_mib, broker_done done, void *arg)
+{
+    (void)b;
+    (void)disk_mib;
+    assert(from == BROKER_FROM_SNAPSHOT);
+    ask_snapshot(FAKE_PREPARE, id, snapshot, false, done, arg);
+}
+
+void broker_sandbox_revert(struct broker *b, const char *id, const char *snapshot, broker_done done,
+                           void *arg)
+{
+    (void)b;
+    ask_snapshot(FAKE_REVERT, id, snapshot, false, done, arg);
+}
+
+void broker_snapshot_begin(struct broker *b, const char *snapshot, const char *id,
+                           enum broker_snapshot_kind kind, broker_done done, void *arg)
+{
+    (void)b;
+    ask_snapshot(FAKE_BEGIN, id, snapshot, kind == BROKER_SNAPSHOT_FULL, done, arg);
+}
+
+static void ask_counted(enum fake_call call, const char *snapshot,
+                        void (*done)(void *arg, const struct error *err, uint64_t bytes), void *arg)
+{
+    struct answer *a = ask(NULL, call, "");
+    if (!a)
+        return;
+    a->counted = done;
+    a->arg = arg;
+    (void)str_copy(a->other, sizeof(a->other), snapshot);
+}
+
+void broker_snapshot_capture(struct broker *b, const char *snapshot, bool go_on,
+                             void (*done)(void *arg, const struct error *err, uint64_t dirty_bytes),
+                             void *arg)
+{
+    (void)b;
+    (void)go_on;
+    ask_counted(FAKE_CAPTURE, snapshot, done, arg);
+}
+
+void broker_snapshot_seal(struct broker *b, const char *snapshot,
+                          void (*done)(void *arg, const struct error *err, uint64_t bytes), void *arg)
+{
+    (void)b;
+    ask_counted(FAKE_SEAL, snapshot, done, arg);
+}
+
+void broker_snapshot_copy(struct broker *b, const char *from, const char *to, broker_done done, void *arg)
+{
+    (void)b;
+    ask_snapshot(FAKE_COPY, from, to, false, done, arg);
+}
+
+void broker_snapshot_remove(struct broker *b, const char *snapshot, broker_done done, void *arg)
+{
+    (void)b;
+    ask_snapshot(FAKE_DROP, "", snapshot, false, done, arg);
+}
+
+void broker_snapshot_list(struct broker *b,
+                          void (*done)(void *arg, const struct error *err, const char (*ids)[ID_SIZE],
+                                       size_t n),
+                          void *arg)
+{
+    (void)b;
+    struct answer *a = ask(NULL, FAKE_SNAPSHOTS, "");
+    if (!a)
+        return;
+    a->listed = done;
+    a->arg = arg;
+}
+
 /* --- golden.h --- */
 
 int golden_reserve(struct golden *g, const char *digest, const struct vm_shape *shape,
@@ -455,6 +794,22 @@ const struct vm_engine_info *vm_engine_info(const struct vm_engine *e)
     return &info;
 }
 
+void vm_engine_compat(const struct vm_engine *e, struct vm_compat *ret)
+{
+    (void)e;
+    memset(ret, 0, sizeof(*ret));
+    (void)str_copy(ret->engine, sizeof(ret->engine), "fake");
+    (void)str_copy(ret->version, sizeof(ret->version), fake.version);
+}
+
+int vm_compat_check(const struct vm_compat *made, const struct vm_compat *here, struct error *err)
+{
+    if (strcmp(made->version, here->version) == 0)
+        return 0;
+    return error_set(err, ERROR_INCOMPATIBLE, "made with version %s; here runs %s", made->version,
+                     here->version);
+}
+
 int vm_create(struct vm_engine *e, const struct vm_spec *spec, const struct vm_events *events, void *arg,
               struct vm **ret, struct error *err)
 {
@@ -463,6 +818,7 @@ int vm_create(struct vm_engine *e, const struct vm_spec *spec, const struct vm_e
     if (next_mode(FAKE_CREATE_VM, &code) == FAKE_FAIL)
         return error_set(err, code, "scripted failure");
     *ret = vm_attach(spec->sandbox_id, events, arg);
+    (*ret)->spec = *spec;
     return 0;
 }
 
@@ -477,10 +833,33 @@ void vm_destroy(struct vm *vm)
     fake.objects--;
 }
 
+static void ask_vm(struct vm *vm, enum fake_call call, vm_done done, void *arg)
+{
+    struct answer *a = ask(vm, call, vm->id);
+    if (!a)
+        return;
+    a->done = done;
+    a->arg = arg;
+    a->vm = vm;
+}
+
 void vm_launch(struct vm *vm, vm_done done, void *arg)
 {
     attach(vm);
-    ask_done(vm, FAKE_LAUNCH, vm->id, done, arg);
+    ask_vm(vm, FAKE_LAUNCH, done, arg);
+}
+
+void vm_load(struct vm *vm, int state_fd, vm_done done, void *arg)
+{
+    assert(fcntl(state_fd, F_GETFL) >= 0);
+    ask_vm(vm, FAKE_LOAD, done, arg);
+}
+
+void vm_save_devices(struct vm *vm, int state_fd, vm_done done, void *arg)
+{
+    assert((fcntl(state_fd, F_GETFL) & O_ACCMODE) == O_WRONLY);
+    assert(!vm_is_running(vm));
+    ask_vm(vm, FAKE_SAVE, done, arg);
 }
 
 void vm_adopt(struct vm *vm, vm_done done, void *arg)
@@ -584,6 +963,28 @@ void guest_identify(struct guest *g, const struct guest_identity *id, guest_done
     a->done = done;
     a->arg = arg;
     a->identity = *id;
+}
+
+static void ask_guest(struct guest *g, enum fake_call call, guest_done done, void *arg)
+{
+    struct answer *a = ask(g, call, g->id);
+    if (!a)
+        return;
+    a->done = done;
+    a->arg = arg;
+    if (!g->ready && !a->err.code)
+        (void)error_set(&a->err, ERROR_UNAVAILABLE, "the link is down");
+}
+
+void guest_quiesce(struct guest *g, unsigned limit_ms, guest_done done, void *arg)
+{
+    (void)limit_ms;
+    ask_guest(g, FAKE_QUIESCE, done, arg);
+}
+
+void guest_sync(struct guest *g, guest_done done, void *arg)
+{
+    ask_guest(g, FAKE_SYNC, done, arg);
 }
 
 void guest_shutdown(struct guest *g, unsigned grace_ms, guest_done done, void *arg)

@@ -23,6 +23,19 @@ enum fake_call {
     FAKE_REMOVE,
     FAKE_KILL,
     FAKE_LIST,
+    FAKE_PREPARE,
+    FAKE_LOAD,
+    FAKE_SAVE, /* vm_save_devices */
+    FAKE_QUIESCE,
+    FAKE_SYNC,
+    FAKE_PARK,
+    FAKE_REVERT,
+    FAKE_BEGIN, /* of a snapshot, and the next three */
+    FAKE_CAPTURE,
+    FAKE_SEAL,
+    FAKE_COPY,
+    FAKE_DROP, /* broker_snapshot_remove */
+    FAKE_SNAPSHOTS,
     FAKE_CALLS
 };
 
@@ -43,6 +56,19 @@ struct fake_machine {
     unsigned identified;
     struct guest_identity identity; /* last confirmed */
     bool held;
+    bool frozen; /* its processes */
+    bool synced; /* since it last ran */
+    bool parked;
+    bool started; /* launched from a snapshot and not loaded yet */
+    /* How far its memory and its disk have come: the same, or a guest runs on a disk that is not its own. */
+    unsigned memory, disk;
+};
+
+struct fake_snapshot {
+    char id[ID_SIZE];
+    char sandbox_id[ID_SIZE];
+    bool full, captured, sealed, synced;
+    unsigned memory, disk;
 };
 
 /* Everything works again; the machines go. l: where answers come from. */
@@ -53,6 +79,11 @@ unsigned fake_count(enum fake_call call);
 struct fake_machine *fake_find(const char *id); /* NULL: nothing of it is left */
 struct fake_machine *fake_add(const char *id);  /* something the broker has */
 unsigned fake_machines(void);
+struct fake_snapshot *fake_snapshot(const char *id); /* NULL: no files of it */
+struct fake_snapshot *fake_snapshot_add(const char *id);
+unsigned fake_snapshots(void);
+void fake_pool(const char *path);                     /* where state files are made; kept over fake_reset */
+void fake_version(const char *version);               /* of the VMM, from now on */
 void fake_exit(const char *id, const char *why);      /* the VMM dies */
 void fake_lose(const char *id, int code, bool final); /* the guest link */
 void fake_relink(const char *id);                     /* and its return */

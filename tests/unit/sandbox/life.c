@@ -112,8 +112,9 @@ static void test_stop_and_start(void **state)
     assert_false(world_verb(w, id, SANDBOX_STOP, NULL));
     world_until(w, world_state(w, id) == SANDBOX_STOPPED);
     assert_string_equal(w->log, "stop=pending running>stopping stop=running stop=running "
-                                "-guest:sandbox_gone stopping>stopped stop=succeeded ");
+                                "-guest:sandbox_gone stop=running stopping>stopped stop=succeeded ");
     assert_false(fake_find(id)->alive);
+    assert_true(fake_find(id)->parked);
     assert_int_equal(fake_objects(), 0);
     assert_int_equal(fake_count(FAKE_VM_KILL), 0);
     assert_true(world_verb(w, id, SANDBOX_STOP, NULL));

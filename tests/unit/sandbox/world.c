@@ -57,6 +57,31 @@ static void on_guest(void *arg, const struct sandbox *sb, struct guest *g, const
     }
 }
 
+static json_t *capture(void *arg, const struct sandbox *sb)
+{
+    struct world *w = arg;
+    assert_false(fake_find(sandbox_id(sb))->running); /* its vCPUs stand still */
+    note(w, "capture ");
+    return json_pack("{s:s}", "of", sandbox_id(sb));
+}
+
+static int revive(void *arg, const struct sandbox *sb, const json_t *processes, bool in_place,
+                  struct error *err)
+{
+    struct world *w = arg;
+    const char *of = json_string_value(json_object_get(processes, "of"));
+    for (unsigned i = 0; i < 32 && w->guests[i].guest; i++)
+        assert_string_not_equal(w->guests[i].id, sandbox_id(sb)); /* nobody knows the link yet */
+    note(w, "revive%s:%s ", in_place ? "_in_place" : "", of ? "full" : "none");
+    if (of && in_place)
+        assert_string_equal(of, sandbox_id(sb));
+    if (w->revive_fails)
+        return error_set(err, ERROR_INTERNAL, "scripted failure");
+    return 0;
+}
+
+static const struct sandbox_process_hooks hooks = {capture, revive};
+
 static int resolve(void *arg, const char *ref, char ret_digest[BROKER_DIGEST_SIZE], uint32_t *ret_disk_mib,
                    struct error *err)
 {
@@ -82,6 +107,7 @@ void world_start(struct world *w)
     w->config.store = w->store;
     assert_ok(sandboxes_create(&w->config, &w->all, &err), &err);
     sandboxes_observe(w->all, on_changed, on_operation, on_guest, w);
+    sandboxes_set_process_hooks(w->all, &hooks, w);
     w->started = 0;
     w->known = NULL;
     memset(w->guests, 0, sizeof(w->guests));
@@ -113,10 +139,12 @@ int world_setup(void **state)
     (void)snprintf(w->path, sizeof(w->path), "%s/space.db", w->dir);
     assert_ok(loop_create(&w->loop, &err), &err);
     fake_reset(w->loop);
+    fake_pool(w->dir);
     world_now = 1700000000000;
     w->config = (struct sandboxes_config){
         .loop = w->loop,
         .resolve = resolve,
+        .pool_path = w->dir,
         .max_sandboxes = 20,
         .default_vcpus = 1,
         .default_memory_mib = 256,
@@ -182,6 +210,49 @@ int world_try(struct world *w, const char *body, struct sandbox **ret, struct er
         assert_string_equal(operation_sandbox_id(op), sandbox_id(*ret));
         assert_false(operation_finished(op));
     }
+    return rc;
+}
+
+int world_snapshot(struct world *w, const char *id, const char *body, char sn_id[ID_SIZE],
+                   char op_id[ID_SIZE], struct error *err)
+{
+    struct operation *op = NULL;
+    struct snapshot *sn = NULL;
+    json_t *j = parse(body ? body : "{}");
+    w->in_request = true;
+    int rc = sandboxes_snapshot(w->all, sandboxes_find(w->all, id), j, &sn, &op, err);
+    w->in_request = false;
+    json_decref(j);
+    if (rc == 0) {
+        (void)str_copy(sn_id, ID_SIZE, snapshot_id(sn));
+        (void)str_copy(op_id, ID_SIZE, operation_id(op));
+    }
+    return rc;
+}
+
+int world_rollback(struct world *w, const char *id, const char *sn_id, char op_id[ID_SIZE], struct error *err)
+{
+    struct operation *op = NULL;
+    json_t *j = json_pack("{s:s}", "snapshot_id", sn_id);
+    w->in_request = true;
+    int rc = sandboxes_rollback(w->all, sandboxes_find(w->all, id), j, &op, err);
+    w->in_request = false;
+    json_decref(j);
+    if (rc == 0)
+        (void)str_copy(op_id, ID_SIZE, operation_id(op));
+    return rc;
+}
+
+int world_fork(struct world *w, const char *id, const char *body, char op_id[ID_SIZE], struct error *err)
+{
+    struct operation *op = NULL;
+    json_t *j = parse(body ? body : "{}");
+    w->in_request = true;
+    int rc = sandboxes_fork(w->all, sandboxes_find(w->all, id), j, &op, err);
+    w->in_request = false;
+    json_decref(j);
+    if (rc == 0)
+        (void)str_copy(op_id, ID_SIZE, operation_id(op));
     return rc;
 }
 

@@ -22,6 +22,7 @@ struct world {
     struct sandboxes_config config;
     char log[8192];  /* "creating>running op:create=succeeded +guest -guest:sandbox_gone" */
     bool in_request; /* observers must not be called now */
+    bool revive_fails;
     int started;
     int start_code;
     struct guest *known; /* the guest observers were given last, NULL when one went since */
@@ -65,6 +66,13 @@ const char *world_running(struct world *w); /* a new one, once it runs; its id, 
 /* Asks for a verb; fails the test on error. Copies the operation's id to op (may be NULL). */
 bool world_verb(struct world *w, const char *id, enum sandbox_verb verb, char op[ID_SIZE]);
 int world_refused(struct world *w, const char *id, enum sandbox_verb verb, struct error *err);
+
+/* The other requests; body with ' for " (NULL: {}). Copies the ids. */
+int world_snapshot(struct world *w, const char *id, const char *body, char sn_id[ID_SIZE],
+                   char op_id[ID_SIZE], struct error *err);
+int world_rollback(struct world *w, const char *id, const char *sn_id, char op_id[ID_SIZE],
+                   struct error *err);
+int world_fork(struct world *w, const char *id, const char *body, char op_id[ID_SIZE], struct error *err);
 
 enum sandbox_state world_state(struct world *w, const char *id);
 /* "succeeded", "failed", ... of an operation; "none" when unknown. */
