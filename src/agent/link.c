@@ -76,6 +76,7 @@ static void synchronise(struct link *l, const struct proto_sync *s)
     (void)buf_append(&l->tx, record, sizeof(record));
     if (!ack.version)
         return;
+    l->version = ack.version;
     l->tag = proto_epoch_tag(s->epoch);
     l->up = true;
     l->ops->up(l->arg);
@@ -96,6 +97,8 @@ static const char *deliver(struct link *l, const struct proto_frame *f)
     const struct proto_message *m = proto_message(f->type);
     struct proto_fields fields = {NULL, 0};
     const char *why = NULL;
+    if (m->since > l->version)
+        return "a message of a later version";
     if (m->format == PROTO_FIXED)
         return l->ops->message(l->arg, m, f, NULL);
     const unsigned char *p;

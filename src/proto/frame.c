@@ -86,7 +86,9 @@ uint32_t proto_epoch_tag(uint64_t epoch)
 
 uint16_t proto_version_choose(uint16_t low, uint16_t high)
 {
-    return low <= PROTO_VERSION && high >= PROTO_VERSION ? PROTO_VERSION : 0;
+    if (low > high || low > PROTO_VERSION || high < PROTO_VERSION_LOWEST)
+        return 0;
+    return high < PROTO_VERSION ? high : PROTO_VERSION;
 }
 
 static const char *header_fault(const unsigned char *p, uint32_t tag, enum proto_from from,

@@ -20,7 +20,10 @@
 #include "base/buf.h"
 #include "base/error.h"
 
-#define PROTO_VERSION 1
+/* Versions spoken. What a version added, the table says (`since`); a host that finds an agent of an earlier
+ * release in a running guest does without it. */
+#define PROTO_VERSION_LOWEST 1
+#define PROTO_VERSION 2 /* QUIESCE; HELLO tells of a frozen guest */
 #define PROTO_MARKER 0xA5C3
 #define PROTO_HEADER 16
 #define PROTO_TRAILER 4
@@ -71,6 +74,7 @@ enum proto_type {
     PROTO_FILE_COMMIT,
     PROTO_FILE_CLOSE,
     PROTO_FILE_DONE, /* guest: how it ended; the channel is free again */
+    PROTO_QUIESCE,   /* host: freeze every process until IDENTIFY has succeeded */
     PROTO_TYPE_END
 };
 
@@ -136,6 +140,8 @@ enum proto_tag {
     PROTO_F_TOKEN,
     PROTO_F_PROCESSES,
     PROTO_F_FILES,
+    PROTO_F_LIMIT,
+    PROTO_F_FROZEN,
     PROTO_F_END
 };
 #define PROTO_F_OPTIONAL 0x8000u
@@ -172,6 +178,7 @@ struct proto_message {
     uint32_t min, max; /* bytes of payload, continuations together */
     const struct proto_field *fields;
     size_t field_count;
+    uint8_t since; /* the version that has it; 0: all */
 };
 
 /* The row of a type, or NULL. */
@@ -195,7 +202,7 @@ size_t proto_sync_find(const unsigned char *p, size_t n, bool ack, struct proto_
 /* The frame tag of an epoch: never 0. */
 uint32_t proto_epoch_tag(uint64_t epoch);
 
-/* The highest version both speak, or 0. */
+/* The highest version spoken here and by a peer that speaks low to high, or 0. */
 uint16_t proto_version_choose(uint16_t low, uint16_t high);
 
 /* --- frames --- */

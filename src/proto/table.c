@@ -26,7 +26,7 @@
 
 static const struct proto_field hello_fields[] = {
     STR(PROTO_F_AGENT, true, 64),   BYTES(PROTO_F_BOOT, true, 16), NUM64(PROTO_F_GENERATION, true),
-    NUM32(PROTO_F_PROCESSES, true), NUM32(PROTO_F_FILES, true),
+    NUM32(PROTO_F_PROCESSES, true), NUM32(PROTO_F_FILES, true),    NUM32(PROTO_F_FROZEN, false),
 };
 static const struct proto_field lost_fields[] = {STR(PROTO_F_MESSAGE, true, 256)};
 static const struct proto_field ping_fields[] = {NUM64(PROTO_F_TOKEN, true)};
@@ -42,6 +42,7 @@ static const struct proto_field identify_fields[] = {
 };
 static const struct proto_field shutdown_fields[] = {NUM32(PROTO_F_REQUEST, true),
                                                      NUM32(PROTO_F_GRACE, true)};
+static const struct proto_field quiesce_fields[] = {NUM32(PROTO_F_REQUEST, true), NUM32(PROTO_F_LIMIT, true)};
 static const struct proto_field request_fields[] = {NUM32(PROTO_F_REQUEST, true)};
 static const struct proto_field exec_fields[] = {
     STR(PROTO_F_PROCESS, true, ID_SIZE),
@@ -121,6 +122,7 @@ static const struct proto_message messages[] = {
     {PROTO_FILE_COMMIT, "FILE_COMMIT", HOST, PROTO_UP, PROTO_ON_CHANNEL, EMPTY},
     {PROTO_FILE_CLOSE, "FILE_CLOSE", HOST, PROTO_UP, PROTO_ON_CHANNEL, EMPTY},
     {PROTO_FILE_DONE, "FILE_DONE", GUEST, PROTO_UP, PROTO_ON_CHANNEL, FIELDS(done_fields)},
+    {PROTO_QUIESCE, "QUIESCE", HOST, PROTO_UP, PROTO_ON_LINK, FIELDS(quiesce_fields), 2},
 };
 
 const struct proto_message *proto_message(unsigned type)
