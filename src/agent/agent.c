@@ -54,9 +54,11 @@ static void on_up(void *arg)
     buf_init(&body, 1024);
     (void)proto_put_string(&body, PROTO_F_AGENT, SPACE_VERSION);
     (void)proto_put_bytes(&body, PROTO_F_BOOT, a->boot_id, sizeof(a->boot_id));
-    (void)proto_put_u64(&body, PROTO_F_GENERATION, a->generation);
+    (void)proto_put_u64(&body, PROTO_F_GENERATION, a->identity.generation);
     (void)proto_put_u32(&body, PROTO_F_PROCESSES, PROTO_PROCESSES_MAX);
     (void)proto_put_u32(&body, PROTO_F_FILES, PROTO_FILES_MAX);
+    if (a->link.version >= 2)
+        (void)proto_put_u32(&body, PROTO_F_FROZEN, freeze_is_on(a));
     (void)link_send(&a->link, PROTO_HELLO, 0, &body);
     buf_finish(&body);
 }
@@ -66,6 +68,7 @@ static void on_down(void *arg)
     struct agent *a = arg;
     process_detach_all(a);
     file_close_all(a);
+    freeze_link_down(a);
     memset(a->syncs, 0, sizeof(a->syncs)); /* nobody waits for them any more */
 }
 
@@ -95,7 +98,7 @@ static void shut_down(struct agent *a, const struct proto_fields *f)
         return;
     a->stopping = true;
     a->stop_at = clock_mono_ns() + (grace < GRACE_MAX_MS ? grace : GRACE_MAX_MS) * CLOCK_NS_PER_MS;
-    if (a->init)
+    if (!freeze_kill(a) && a->init)
         (void)kill(-1, SIGTERM);
 }
 
@@ -119,6 +122,9 @@ static const char *on_link_message(struct agent *a, const struct proto_message *
         break;
     case PROTO_IDENTIFY:
         identify(a, f);
+        break;
+    case PROTO_QUIESCE:
+        freeze_begin(a, proto_get_u32(f, PROTO_F_REQUEST, 0), proto_get_u32(f, PROTO_F_LIMIT, 0));
         break;
     case PROTO_SHUTDOWN:
         shut_down(a, f);
@@ -278,6 +284,7 @@ static int64_t deadlines(struct agent *a)
 {
     int64_t now = clock_mono_ns();
     int64_t next = sooner(process_deadlines(a, now), file_deadlines(a, now));
+    next = sooner(next, freeze_deadlines(a, now));
     if (!a->stopping)
         return next;
     if (a->stop_at <= now || !process_pending(a)) {
@@ -346,6 +353,7 @@ int agent_init(struct agent *a, const struct agent_config *config)
     a->random = open("/dev/urandom", O_WRONLY | O_CLOEXEC);
     a->ptmx_dir = open("/dev/pts", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     cgroups_init(&a->cgroups, config->cgroup_fd);
+    freeze_init(a);
     (void)!getrandom(a->boot_id, sizeof(a->boot_id), GRND_INSECURE);
     if (a->epoll < 0 || a->signals < 0 || a->null < 0 || link_init(&a->link, config->port_fd, &ops, a) < 0)
         return -1;
@@ -362,6 +370,7 @@ void agent_finish(struct agent *a)
     file_close_all(a);
     file_free_dead(a);
     process_free_all(a);
+    freeze_finish(a);
     link_finish(&a->link);
     cgroups_finish(&a->cgroups);
     const int fds[] = {a->epoll, a->signals, a->null, a->random, a->ptmx_dir};

@@ -8,8 +8,10 @@
 #include <sys/types.h>
 
 #include "agent/cgroup.h"
+#include "agent/freeze.h"
 #include "agent/link.h"
 #include "agent/user.h"
+#include "base/id.h"
 
 struct process;
 struct file;
@@ -29,6 +31,22 @@ struct agent_sync {
     uint32_t request;
 };
 
+struct freeze {
+    int control;        /* owned: cgroup.freeze of the group above all; -1: none */
+    struct watch watch; /* owned: its cgroup.events */
+    enum freeze_state state;
+    uint32_t request, limit_ms; /* of the QUIESCE under way */
+    int64_t give_up_at, look_at, look_after;
+};
+
+/* What the guest was last told it is. */
+struct agent_identity {
+    char sandbox[ID_SIZE];
+    char hostname[64];
+    unsigned char machine[16];
+    uint64_t generation;
+};
+
 struct agent {
     int epoll;    /* owned */
     int signals;  /* owned: signalfd of SIGCHLD */
@@ -40,11 +58,12 @@ struct agent {
     bool untidy;  /* put-off work waits for a quiet moment */
     bool stopping;
     int64_t stop_at; /* monotonic ns: KILL and power off */
-    uint64_t generation;
+    struct agent_identity identity;
     unsigned char boot_id[16];
     struct link link;
     struct watch port_watch, signal_watch;
     struct cgroups cgroups;
+    struct freeze freeze;
     struct user_cache users;
     struct process *processes;
     struct file *files;
@@ -57,7 +76,7 @@ struct agent {
 
 struct agent_config {
     int port_fd;   /* not owned */
-    int cgroup_fd; /* owned by the agent from here on, or -1 */
+    int cgroup_fd; /* owned by the agent from here on: the top of a cgroup2 hierarchy, or -1 */
     bool init;
 };
 

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <net/if.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -19,6 +20,7 @@
 #include <sys/wait.h>
 #include <time.h>
 
+#include "agent/cgroup.h"
 #include "agent/disk.h"
 #include "base/cleanup.h"
 #include "base/str.h"
@@ -29,6 +31,7 @@
 #define WAIT_STEPS 1000 /* devices appear while the kernel still looks for them */
 #define KILL_STEPS 300
 #define TEXT_MAX 4096
+#define CGROUP_DIR "/sys/fs/cgroup"
 
 struct settings {
     char root[64];
@@ -77,7 +80,7 @@ static void mount_late(void)
         {"/dev/shm", "tmpfs", "shm", "mode=1777", MS_NOSUID | MS_NODEV, false},
         {"/dev/mqueue", "mqueue", "mqueue", NULL, MS_NOSUID | MS_NODEV | MS_NOEXEC, false},
         {"/run", "tmpfs", "run", "mode=0755", MS_NOSUID | MS_NODEV, false},
-        {"/sys/fs/cgroup", "cgroup2", "cgroup2", NULL, MS_NOSUID | MS_NODEV | MS_NOEXEC, false},
+        {CGROUP_DIR, "cgroup2", "cgroup2", NULL, MS_NOSUID | MS_NODEV | MS_NOEXEC, false},
     };
     static const char *const links[][2] = {{"/proc/self/fd", "/dev/fd"},
                                            {"/proc/self/fd/0", "/dev/stdin"},
@@ -217,6 +220,32 @@ static void set_limits(void)
     (void)umask(022);
 }
 
+static bool enter_group(int dir)
+{
+    AUTO_CLOSE int fd = openat(dir, "cgroup.procs", O_WRONLY | O_CLOEXEC);
+    return fd >= 0 && write(fd, "0", 1) == 1;
+}
+
+/* Everything but this process lives below one group, and for what it starts that group is the top: whatever
+ * the guest makes of control groups (containers, say) is below it as well, and so is frozen and killed with
+ * it. A namespace begins where its maker is, so this process goes there and comes back. Returns the real top,
+ * or -1. */
+static int own_groups(void)
+{
+    AUTO_CLOSE int top = open(CGROUP_DIR, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (top < 0 || faccessat(top, "cgroup.procs", F_OK, 0) < 0)
+        return -1;
+    (void)mkdirat(top, CGROUP_ABOVE, 0755);
+    AUTO_CLOSE int above = openat(top, CGROUP_ABOVE, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    bool entered = above >= 0 && enter_group(above);
+    bool own = entered && unshare(CLONE_NEWCGROUP) == 0;
+    if (entered && !enter_group(top))
+        return -1; /* frozen with the others, it would stay so */
+    if (own && umount2(CGROUP_DIR, MNT_DETACH) == 0)
+        (void)mount("cgroup2", CGROUP_DIR, "cgroup2", MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL);
+    return TAKE_FD(top);
+}
+
 int boot_guest(int *ret_cgroup)
 {
     struct settings s;
@@ -230,11 +259,7 @@ int boot_guest(int *ret_cgroup)
     mount_late();
     bring_up_loopback();
     set_limits();
-    *ret_cgroup = open("/sys/fs/cgroup", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (access("/sys/fs/cgroup/cgroup.procs", F_OK) < 0 && *ret_cgroup >= 0) {
-        (void)close(*ret_cgroup);
-        *ret_cgroup = -1;
-    }
+    *ret_cgroup = own_groups();
     return TAKE_FD(port);
 }
 

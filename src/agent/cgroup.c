@@ -40,16 +40,27 @@ static int make(struct cgroups *c, unsigned *ret_number)
     return openat(c->root, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 }
 
-void cgroups_init(struct cgroups *c, int root_fd)
+/* cpu: a command's share does not grow with its processes. */
+static void enable_controllers(int dir)
 {
-    *c = (struct cgroups){.root = root_fd, .spare = -1, .used = -1};
-    if (root_fd < 0)
-        return;
+    static const char *const wanted[] = {"+memory", "+pids", "+cpu"};
     /* Each by itself: a controller that is missing must not take the others with it. */
-    (void)write_to(root_fd, "cgroup.subtree_control", "+memory");
-    (void)write_to(root_fd, "cgroup.subtree_control", "+pids");
-    (void)write_to(root_fd, "cgroup.subtree_control",
-                   "+cpu"); /* a command's share does not grow with its processes */
+    for (size_t i = 0; i < ARRAY_LEN(wanted); i++)
+        (void)write_to(dir, "cgroup.subtree_control", wanted[i]);
+}
+
+void cgroups_init(struct cgroups *c, int top_fd)
+{
+    AUTO_CLOSE int top = top_fd;
+    *c = (struct cgroups){.root = -1, .spare = -1, .used = -1};
+    if (top < 0)
+        return;
+    enable_controllers(top);
+    if (mkdirat(top, CGROUP_ABOVE, 0755) == 0 || errno == EEXIST)
+        c->root = openat(top, CGROUP_ABOVE, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (c->root < 0)
+        return;
+    enable_controllers(c->root);
     c->spare = make(c, &c->spare_number);
 }
 

@@ -9,9 +9,10 @@
 #include <stddef.h>
 
 #define CGROUP_DEAD_MAX 1024
+#define CGROUP_ABOVE "space" /* the group above those of all commands: what is frozen as one */
 
 struct cgroups {
-    int root; /* owned; -1: none */
+    int root; /* owned: the group above all; -1: none */
     unsigned next_number;
     int spare; /* owned; -1: none */
     unsigned spare_number;
@@ -26,8 +27,9 @@ struct cgroup {
     unsigned number;
 };
 
-/* root_fd (owned from here on, or -1): the top of a cgroup2 hierarchy. */
-void cgroups_init(struct cgroups *c, int root_fd);
+/* top_fd (owned from here on, or -1): the directory of a cgroup2 hierarchy in which the group above all is,
+ * or is made. */
+void cgroups_init(struct cgroups *c, int top_fd);
 void cgroups_finish(struct cgroups *c);
 
 /* An empty group without limits or history; fd -1 when there are none. */

@@ -77,27 +77,56 @@ static int failed(char *why, size_t size, const char *what)
     return ERROR_INTERNAL;
 }
 
-int agent_identify(struct agent *a, const struct proto_fields *f, char *ret_why, size_t why_size)
+static void read_identity(const struct proto_fields *f, struct agent_identity *ret)
 {
     size_t n;
-    const unsigned char *seed = proto_get_bytes(f, PROTO_F_SEED, &n);
-    const char *hostname = proto_get_string(f, PROTO_F_HOSTNAME, "");
-    const char *sandbox = proto_get_string(f, PROTO_F_SANDBOX, "");
-    uint64_t generation = proto_get_u64(f, PROTO_F_GENERATION, 0);
+    *ret = (struct agent_identity){.generation = proto_get_u64(f, PROTO_F_GENERATION, 0)};
+    (void)str_copy(ret->sandbox, sizeof(ret->sandbox), proto_get_string(f, PROTO_F_SANDBOX, ""));
+    (void)str_copy(ret->hostname, sizeof(ret->hostname), proto_get_string(f, PROTO_F_HOSTNAME, ""));
+    memcpy(ret->machine, proto_get_bytes(f, PROTO_F_MACHINE, &n), sizeof(ret->machine));
+}
+
+/* What programs see of the identity. The generation comes last: who sees it sees the others as well. */
+static int become(const struct agent_identity *id, char *ret_why, size_t why_size)
+{
     char machine[33], text[32];
-    if (reseed(a->random, seed, n) < 0)
-        return failed(ret_why, why_size, "cannot reseed the kernel's random numbers");
-    if (set_clock(proto_get_u64(f, PROTO_F_WALL, 0)) < 0)
-        return failed(ret_why, why_size, "cannot set the clock");
-    if (sethostname(hostname, strlen(hostname)) < 0)
+    if (sethostname(id->hostname, strlen(id->hostname)) < 0)
         return failed(ret_why, why_size, "cannot set the hostname");
-    str_hex(proto_get_bytes(f, PROTO_F_MACHINE, &n), 16, machine);
-    write_names(hostname, machine);
-    (void)snprintf(text, sizeof(text), "%llu\n", (unsigned long long)generation);
+    str_hex(id->machine, sizeof(id->machine), machine);
+    write_names(id->hostname, machine);
+    (void)snprintf(text, sizeof(text), "%llu\n", (unsigned long long)id->generation);
     if (mkdir(RUN_DIR, 0755) < 0 && errno != EEXIST)
         return failed(ret_why, why_size, "cannot make " RUN_DIR);
-    if (write_text(RUN_DIR "/generation", text) < 0 || write_text(RUN_DIR "/sandbox", sandbox) < 0)
+    if (write_text(RUN_DIR "/sandbox", id->sandbox) < 0 || write_text(RUN_DIR "/generation", text) < 0)
         return failed(ret_why, why_size, "cannot write the generation");
-    a->generation = generation;
+    return 0;
+}
+
+static bool same(const struct agent_identity *a, const struct agent_identity *b)
+{
+    return a->generation == b->generation && strcmp(a->sandbox, b->sandbox) == 0 &&
+           strcmp(a->hostname, b->hostname) == 0 && memcmp(a->machine, b->machine, sizeof(a->machine)) == 0;
+}
+
+int agent_identify(struct agent *a, const struct proto_fields *f, char *ret_why, size_t why_size)
+{
+    int64_t begun = clock_mono_ns();
+    size_t n;
+    const unsigned char *seed = proto_get_bytes(f, PROTO_F_SEED, &n);
+    struct agent_identity id;
+    read_identity(f, &id);
+    if (reseed(a->random, seed, n) < 0)
+        return failed(ret_why, why_size, "cannot reseed the kernel's random numbers");
+    if (set_clock(proto_get_u64(f, PROTO_F_WALL, 0) + (uint64_t)(clock_mono_ns() - begun)) < 0)
+        return failed(ret_why, why_size, "cannot set the clock");
+    /* The same sandbox that has only been paused keeps what its owner has made of the names since. */
+    if (!same(&id, &a->identity)) {
+        int code = become(&id, ret_why, why_size);
+        if (code)
+            return code;
+    }
+    a->identity = id;
+    if (freeze_end(a) < 0)
+        return failed(ret_why, why_size, "cannot let the processes run on");
     return 0;
 }

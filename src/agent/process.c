@@ -250,6 +250,10 @@ const char *process_exec(struct agent *a, uint32_t channel, const struct proto_f
     struct process *p = find_id(a, id);
     if (p)
         return attach(a, p, channel, f);
+    if (freeze_is_on(a)) { /* it would be born frozen, and this process waits until it has become a program */
+        send_refusal(a, channel, "the sandbox's processes are frozen");
+        return NULL;
+    }
     if (a->process_count >= PROTO_PROCESSES_MAX)
         evict(a);
     if (a->process_count >= PROTO_PROCESSES_MAX || a->stopping || !(p = create(a, id))) {
