@@ -62,6 +62,8 @@ static void settle(struct guest *g)
         DL_DELETE(g->calls, c);
         g->call_count--;
         AUTO_FREE struct call *owned = c;
+        if (owned->expired)
+            continue;
         if (owned->done)
             owned->done(owned->arg, &owned->error);
         else
@@ -84,6 +86,8 @@ static void on_flush(void *arg)
     struct guest_file *f;
     guest_enter(g);
     settle(g);
+    if (!g->destroyed && g->let_go)
+        guest_process_tell_rooms(g);
     if (!g->destroyed && g->link == LINK_READY) {
         DL_FOREACH(g->processes, p)
         guest_process_pump(p);
@@ -123,6 +127,7 @@ int guest_create(struct loop *l, const struct guest_config *config, const struct
     buf_init(&g->rx, GUEST_RX_MAX);
     buf_init(&g->tx, GUEST_TX_MAX);
     proto_assembly_init(&g->assembly);
+    guest_quiesce_init(g);
     int r = g->socket_path && g->sandbox_id ? guest_link_start(g, err)
                                             : error_set(err, ERROR_NO_MEMORY, "no memory for a guest");
     if (r < 0) {
@@ -217,14 +222,14 @@ void guest_call_fail(struct guest *g, struct call *c, const struct error *err)
     guest_flush_later(g);
 }
 
-/* Sends a request and remembers who waits for its answer. body holds its fields but the request number. */
-static void request(struct guest *g, uint8_t type, uint32_t channel, struct buf *body, guest_done done,
-                    void *arg)
+struct call *guest_request(struct guest *g, uint8_t type, uint32_t channel, struct buf *body, guest_done done,
+                           void *arg)
 {
     struct error e = ERROR_INIT;
     struct call *c = guest_call_new(g, done, NULL, arg);
     if (!c)
-        return; /* no memory even for the refusal: the process is about to end */
+        return NULL; /* no memory even for the refusal: the process is about to end */
+    c->type = type;
     if (g->link != LINK_READY)
         (void)error_set(&e, ERROR_UNAVAILABLE, "the guest is not connected");
     else if (g->call_count > GUEST_CALLS_MAX)
@@ -234,6 +239,7 @@ static void request(struct guest *g, uint8_t type, uint32_t channel, struct buf 
         (void)error_set(&e, ERROR_CAPACITY, "too much is queued for the guest");
     if (e.code)
         guest_call_fail(g, c, &e);
+    return c;
 }
 
 void guest_identify(struct guest *g, const struct guest_identity *id, guest_done done, void *arg)
@@ -246,7 +252,7 @@ void guest_identify(struct guest *g, const struct guest_identity *id, guest_done
     (void)proto_put_u64(&body, PROTO_F_GENERATION, id->generation);
     (void)proto_put_bytes(&body, PROTO_F_SEED, id->seed, sizeof(id->seed));
     (void)proto_put_u64(&body, PROTO_F_WALL, (uint64_t)clock_wall_ns());
-    request(g, PROTO_IDENTIFY, 0, &body, done, arg);
+    (void)guest_request(g, PROTO_IDENTIFY, 0, &body, done, arg);
     if (body.data)
         explicit_bzero(body.data, body.cap);
     buf_finish(&body);
@@ -257,7 +263,7 @@ void guest_shutdown(struct guest *g, unsigned grace_ms, guest_done done, void *a
     struct buf body;
     buf_init(&body, 256);
     (void)proto_put_u32(&body, PROTO_F_GRACE, grace_ms);
-    request(g, PROTO_SHUTDOWN, 0, &body, done, arg);
+    (void)guest_request(g, PROTO_SHUTDOWN, 0, &body, done, arg);
     buf_finish(&body);
 }
 
@@ -265,7 +271,7 @@ void guest_sync(struct guest *g, guest_done done, void *arg)
 {
     struct buf body;
     buf_init(&body, 256);
-    request(g, PROTO_SYNCFS, 0, &body, done, arg);
+    (void)guest_request(g, PROTO_SYNCFS, 0, &body, done, arg);
     buf_finish(&body);
 }
 
@@ -285,7 +291,7 @@ void guest_process_signal(struct guest_process *p, int signal, bool tree, guest_
         if (c)
             guest_call_fail(p->g, c, &e);
     } else {
-        request(p->g, PROTO_SIGNAL, p->channel, &body, done, arg);
+        (void)guest_request(p->g, PROTO_SIGNAL, p->channel, &body, done, arg);
     }
     buf_finish(&body);
 }
@@ -306,7 +312,9 @@ static int on_reply(struct guest *g, const struct proto_fields *f, const char **
     DL_DELETE(g->calls, c);
     g->call_count--;
     AUTO_FREE struct call *owned = c;
-    owned->done(owned->arg, fine ? NULL : &e);
+    guest_quiesce_answered(g, owned->type, fine);
+    if (!owned->expired)
+        owned->done(owned->arg, fine ? NULL : &e);
     return 0;
 }
 
@@ -384,6 +392,7 @@ static int on_link(struct guest *g, const struct proto_message *m, const struct 
 {
     switch (m->type) {
     case PROTO_HELLO:
+        guest_quiesce_link_up(g, proto_get_u32(fields, PROTO_F_FROZEN, 0) != 0);
         return 0;
     case PROTO_PONG:
         if (g->ping && proto_get_u64(fields, PROTO_F_TOKEN, 0) == g->ping) {
@@ -431,6 +440,7 @@ void guest_link_gone(struct guest *g, const struct error *why)
     (void)error_set(&e, ERROR_UNAVAILABLE, "the connection to the guest was lost: %s", why->message);
     g->late = 0;
     g->ping = 0;
+    guest_quiesce_link_gone(g);
     DL_FOREACH(g->processes, p)
     guest_process_link_gone(p);
     DL_FOREACH(g->calls, c)

@@ -69,11 +69,21 @@ void guest_identify(struct guest *g, const struct guest_identity *id, guest_done
 /* Freezes every process that was started through this link or an earlier one, with all it started: none runs
  * on until guest_identify has succeeded, which thaws them last of all. So what is captured or stopped after
  * this answers to nobody before it has its new identity. Repeating it is success. Not within limit_ms: they
- * are thawed again and done gets ERROR_TIMEOUT. */
+ * are thawed again and done gets ERROR_TIMEOUT; so it does, a moment later, when the guest gives no answer at
+ * all. Then it may still freeze, and guest_identify lets it run on whichever way it went: call that after any
+ * failure but ERROR_UNSUPPORTED (an agent of an earlier release, or no control groups: nothing was done).
+ *
+ * From the call on, until guest_identify or a failure, processes that are started wait here, stdin is not
+ * sent and guest_process_stdin takes none. All stdin sent before it has reached the agent when done is
+ * called. */
 void guest_quiesce(struct guest *g, unsigned limit_ms, guest_done done, void *arg);
 
+/* By the guest's word its processes are frozen, also when that was another daemon's doing. */
+bool guest_is_frozen(const struct guest *g);
+
 /* Asks for a clean end: processes are told (TERM, then KILL after grace_ms), file systems are
- * unmounted, the VM powers off. done means the agent has agreed; the VMM's exit is the proof. */
+ * unmounted, the VM powers off. Frozen processes are killed at once instead, as nothing may run before
+ * guest_identify. done means the agent has agreed; the VMM's exit is the proof. */
 void guest_shutdown(struct guest *g, unsigned grace_ms, guest_done done, void *arg);
 
 /* sync(2) in the guest: what was written is on the virtual disk. */
@@ -147,6 +157,10 @@ size_t guest_process_stdin(struct guest_process *p, const void *data, size_t n);
 
 /* End of stdin after what was queued. */
 void guest_process_stdin_close(struct guest_process *p);
+
+/* What was taken of stdin and has not been sent yet, and whether its end has not: lost with the object, so an
+ * owner who will take the process up again elsewhere gives it again there. Valid until the next call. */
+size_t guest_process_unsent(const struct guest_process *p, const void **ret, bool *ret_close);
 
 /* Sends a signal to the process, or to its whole tree (guest cgroup). */
 void guest_process_signal(struct guest_process *p, int signal, bool tree, guest_done done, void *arg);

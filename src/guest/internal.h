@@ -35,7 +35,9 @@ struct call {
     void *arg;
     uint32_t request; /* answered by REPLY; or */
     uint32_t channel; /* answered by FILE_DONE */
+    uint8_t type;     /* of the request: enum proto_type; 0: a file operation */
     bool settled;     /* the answer is known and will be given by the deferred call */
+    bool expired;     /* the owner has its answer; the guest's may still come */
     struct error error;
 };
 
@@ -86,15 +88,21 @@ struct guest {
     int fd; /* owned */
     struct loop_fd watch;
     struct loop_timer retry, deadline, alive;
+    struct loop_timer quiesce; /* while one is under way: the latest time for its answer */
     struct loop_deferred flush;
     struct buf rx, tx;
     struct proto_assembly assembly;
     uint64_t epoch;
+    uint16_t version; /* of this epoch */
     uint32_t tag;
     unsigned attempt; /* SYNCs on this connection */
     unsigned backoff_ms;
     bool was_ready, held, destroyed;
     bool wants_write;
+    bool frozen;    /* by the guest's word */
+    bool quiescing; /* QUIESCE is unanswered */
+    unsigned quiesce_ms;
+    bool let_go; /* it ran on: owners who were refused room are to be told */
     unsigned depth;
     int64_t last_heard;
     int64_t breaks[GUEST_BREAKS_MAX - 1]; /* times of the last ones; 0: none */
@@ -125,6 +133,10 @@ void guest_error(const struct proto_fields *f, struct error *ret);
 /* A new call; NULL when there are too many. */
 struct call *guest_call_new(struct guest *g, guest_done done, guest_stat_done stat_done, void *arg);
 void guest_call_fail(struct guest *g, struct call *c, const struct error *err);
+/* Sends a request and remembers who waits for its answer. body holds its fields but the request number. The
+ * call, settled when it could not be sent; NULL without memory even for that. */
+struct call *guest_request(struct guest *g, uint8_t type, uint32_t channel, struct buf *body, guest_done done,
+                           void *arg);
 void guest_stat_of(const unsigned char *p, struct guest_stat *ret);
 
 /* link.c */
@@ -137,7 +149,18 @@ void guest_link_break(struct guest *g, const struct error *why);
 /* Handles n bytes at p as if they had come in; for the socket and for tests. */
 size_t guest_link_input(struct guest *g, const unsigned char *p, size_t n);
 
+/* quiesce.c */
+void guest_quiesce_init(struct guest *g);
+/* No process may be started and no stdin sent now: the guest is frozen, or may be. */
+bool guest_is_quiet(const struct guest *g);
+/* A request of this type has been answered. */
+void guest_quiesce_answered(struct guest *g, uint8_t type, bool fine);
+void guest_quiesce_link_up(struct guest *g, bool frozen);
+void guest_quiesce_link_gone(struct guest *g);
+
 /* process.c */
+/* Tells owners whose stdin was not taken that it is now. */
+void guest_process_tell_rooms(struct guest *g);
 int guest_process_message(struct guest_process *p, const struct proto_message *m, const struct proto_frame *f,
                           const struct proto_fields *fields, const char **ret_why);
 void guest_process_pump(struct guest_process *p);

@@ -147,13 +147,15 @@ static size_t input_sync(struct guest *g, const unsigned char *p, size_t n)
     if (!found || s.epoch != g->epoch)
         return used; /* what an earlier epoch left behind */
     loop_timer_stop(&g->retry);
-    if (s.version == PROTO_VERSION) {
+    if (s.version >= PROTO_VERSION_LOWEST && s.version <= PROTO_VERSION) {
+        g->version = s.version;
         link_set(g, LINK_HELLO);
         return used;
     }
     struct error e = ERROR_INIT;
-    (void)error_set(&e, ERROR_UNSUPPORTED, "the guest's agent does not speak version %d of the protocol",
-                    PROTO_VERSION);
+    (void)error_set(&e, ERROR_UNSUPPORTED,
+                    "the guest's agent does not speak versions %d to %d of the protocol",
+                    PROTO_VERSION_LOWEST, PROTO_VERSION);
     give_up(g, &e);
     return used;
 }
@@ -257,7 +259,7 @@ static void send_sync(struct guest *g)
 {
     unsigned char record[PROTO_SYNC_SIZE];
     struct proto_sync s = {
-        .version_low = PROTO_VERSION, .version_high = PROTO_VERSION, .payload_max = PROTO_PAYLOAD_MAX};
+        .version_low = PROTO_VERSION_LOWEST, .version_high = PROTO_VERSION, .payload_max = PROTO_PAYLOAD_MAX};
     int unread = 0;
     loop_timer_start(&g->retry, SYNC_RETRY_MS);
     /* The VM has not taken what it was sent: its guest does not listen yet, and more of the same does not
@@ -357,6 +359,7 @@ void guest_link_finish(struct guest *g)
 {
     close_socket(g);
     loop_timer_stop(&g->deadline);
+    loop_timer_stop(&g->quiesce);
 }
 
 void guest_hold(struct guest *g, bool held)

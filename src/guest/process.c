@@ -162,7 +162,7 @@ static void announce(struct guest_process *p)
         return;
     if (p->known)
         send_attach(p);
-    else
+    else if (!guest_is_quiet(p->g))
         p->announced = guest_send(p->g, PROTO_EXEC, p->channel, &p->exec);
 }
 
@@ -215,7 +215,8 @@ void guest_process_pump(struct guest_process *p)
     if (!p->attached)
         return;
     send_windows(p);
-    send_stdin(p);
+    if (!guest_is_quiet(p->g))
+        send_stdin(p);
 }
 
 void guest_process_link_gone(struct guest_process *p)
@@ -242,13 +243,23 @@ size_t guest_process_stdin(struct guest_process *p, const void *data, size_t n)
 {
     if (!p->g || p->ended || p->in_fin)
         return n; /* there is nobody to read it */
-    size_t room = buf_room(&p->in);
+    size_t room = guest_is_quiet(p->g) ? 0 : buf_room(&p->in);
     size_t take = n < room ? n : room;
     if (take && !buf_append(&p->in, data, take))
         take = 0;
     p->in_short |= take < n;
     guest_flush_later(p->g);
     return take;
+}
+
+size_t guest_process_unsent(const struct guest_process *p, const void **ret, bool *ret_close)
+{
+    *ret = NULL;
+    *ret_close = p->in_fin && !p->in_fin_sent && !p->ended;
+    if (p->ended || buf_len(&p->in) == 0)
+        return 0;
+    *ret = buf_head(&p->in) + (p->in_sent - p->in_base);
+    return (size_t)(p->in_base + buf_len(&p->in) - p->in_sent);
 }
 
 void guest_process_stdin_close(struct guest_process *p)
@@ -296,13 +307,32 @@ void guest_process_release(struct guest_process *p)
 }
 
 /* --- from the guest --- */
+static bool room_to_tell(const struct guest_process *p)
+{
+    return p->in_short && buf_room(&p->in) >= GUEST_STDIN_MAX / 4 && !guest_is_quiet(p->g);
+}
+
 static void tell_room(struct guest_process *p)
 {
-    if (!p->in_short || buf_room(&p->in) < GUEST_STDIN_MAX / 4)
+    if (!room_to_tell(p))
         return;
     p->in_short = false;
     if (p->events.stdin_room)
         p->events.stdin_room(p->arg);
+}
+
+void guest_process_tell_rooms(struct guest *g)
+{
+    struct guest_process *p = g->processes;
+    g->let_go = false;
+    while (p && !g->destroyed) {
+        if (room_to_tell(p)) {
+            tell_room(p);
+            p = g->processes; /* the list may be another after a callback */
+        } else {
+            p = p->next;
+        }
+    }
 }
 
 static int on_started(struct guest_process *p, const struct proto_fields *f, const char **ret_why)
@@ -314,8 +344,8 @@ static int on_started(struct guest_process *p, const struct proto_fields *f, con
         *ret_why = "a second start of a process";
         return -1;
     }
-    if (p->known && !p->told_started && buf_len(&p->in) == 0)
-        p->in_base = p->in_sent = has; /* taken up: what an earlier daemon sent */
+    if (p->known && !p->told_started)
+        p->in_base = p->in_sent = has; /* taken up: what is here comes after what an earlier daemon sent */
     if (has < p->in_base || has > p->in_base + buf_len(&p->in) || limit < has ||
         limit - has > STDIN_CREDIT_MAX) {
         *ret_why = "an account of stdin that cannot be";
