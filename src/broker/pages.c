@@ -212,6 +212,9 @@ int pages_settle(struct pages *p, const uint32_t *numbers, const unsigned char *
         rc = settle_batch(p, base, numbers + i, content + i * MEMORY_PAGE, n, err);
         i += n;
     }
+    /* On its way to the disk while what follows is worked on; seal waits for it. */
+    if (rc == 0)
+        (void)sync_file_range(p->mem_fd, 0, 0, SYNC_FILE_RANGE_WRITE);
     return rc;
 }
 
