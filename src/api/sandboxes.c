@@ -6,18 +6,6 @@
 #include "base/cleanup.h"
 #include "base/str.h"
 
-/* A snapshot of another project is none. Left to the controller: whether there is one, and what of a body
- * does not fit together. */
-static int check_snapshot(struct api *a, const struct http_request *r, const json_t *body, struct error *err)
-{
-    const char *id = json_string_value(json_object_get(body, "snapshot"));
-    const struct snapshot *sn =
-        id && !json_object_get(body, "template") ? snapshots_find(a->config.sandboxes, id) : NULL;
-    if (sn && !api_may_see_project(r, snapshot_project(sn)))
-        return error_field(err, ERROR_NOT_FOUND, "snapshot", "there is no snapshot %.64s", id);
-    return 0;
-}
-
 static void sandboxes_post(struct http_request *r, void *arg)
 {
     struct api *a = arg;
@@ -25,8 +13,7 @@ static void sandboxes_post(struct http_request *r, void *arg)
     struct sandbox *sb = NULL;
     struct operation *op = NULL;
     const json_t *body = api_body(r, &err);
-    if (!body || check_snapshot(a, r, body, &err) < 0 ||
-        sandboxes_new(a->config.sandboxes, body, http_principal(r)->project, &sb, &op, &err) < 0)
+    if (!body || sandboxes_new(a->config.sandboxes, body, http_principal(r)->project, &sb, &op, &err) < 0)
         http_reply_error(r, &err);
     else
         api_reply_both(a, r, 202, sb, op);

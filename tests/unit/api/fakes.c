@@ -173,7 +173,8 @@ int sandboxes_new(struct sandboxes *s, const json_t *body, const char *project, 
         return rc;
     if (!template == !snapshot)
         return error_field(err, ERROR_INVALID, "template", "one of template and snapshot is needed");
-    if (snapshot && !snapshots_find(s, snapshot))
+    const struct snapshot *from = snapshot ? snapshots_find(s, snapshot) : NULL;
+    if (snapshot && (!from || !str_eq(from->project, project)))
         return error_field(err, ERROR_NOT_FOUND, "snapshot", "no snapshot %s", snapshot);
     if (str_eq(template, "absent"))
         return error_set(err, ERROR_NOT_FOUND, "no template absent");
