@@ -37,6 +37,7 @@ struct daemon {
     struct api *api;
     struct data *data;
     struct host_report *host_report;
+    const char *pool_path; /* while the parts are opened */
     char url[CONFIG_TEXT_MAX + 16];
     int64_t started_ns;
     int rc;
@@ -167,6 +168,7 @@ static int open_sandboxes(struct daemon *d, struct error *err)
         .golden = d->golden,
         .resolve = templates_resolve,
         .resolve_arg = d->templates,
+        .pool_path = d->pool_path,
         .max_sandboxes = (unsigned)c->max_sandboxes,
         .max_memory_mib = c->memory_limit_mib ? c->memory_limit_mib : memory_default(),
         .default_vcpus = (uint32_t)c->default_vcpus,
@@ -303,6 +305,7 @@ static int open_all(struct daemon *d, const char *pool_path, struct error *err)
 {
     static int (*const steps[])(struct daemon *, struct error *) = {
         open_templates, open_sandboxes, open_sessions, open_keys, open_http, open_api, open_data};
+    d->pool_path = pool_path;
     int rc = open_store(d, err);
     if (rc == 0)
         rc = open_engine(d, err);
