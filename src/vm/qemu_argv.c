@@ -99,7 +99,10 @@ static void add_machine(struct writer *w, const struct qemu_argv_spec *s)
     add_pair(w, "-bios", "qboot.rom");
     /* Under TCG the kernel waits seconds during its boot for an RTC that is not there. */
     add(w, "-M");
-    add(w, "microvm,x-option-roms=off,memory-backend=ram%s", s->kvm ? "" : ",rtc=on");
+    add(w, "microvm,x-option-roms=off,memory-backend=ram,suppress-vmdesc=on%s", s->kvm ? "" : ",rtc=on");
+    /* Device state written without memory has neither a configuration section nor a description at its end;
+     * what is loaded must have what the loader expects, so no VM writes or expects them. */
+    add_pair(w, "-global", "migration.send-configuration=off");
     /* The default buffer of translated code (1 GiB) would let one busy guest take that much. A boot
      * translates about 40 MiB of code, an idle restored guest 8. */
     add_pair(w, "-accel", s->kvm ? "kvm" : "tcg,thread=multi,tb-size=64");
@@ -219,8 +222,11 @@ int qemu_argv_build(const struct qemu_argv_spec *spec, struct qemu_argv *ret, st
     add(&w, "-chardev");
     add(&w, "socket,id=qmp,fd=%d,server=on,wait=off", spec->qmp_fd);
     add_pair(&w, "-mon", "chardev=qmp,mode=control");
-    if (spec->incoming)
+    if (spec->incoming) {
         add_pair(&w, "-incoming", "defer");
+        /* State saved without memory says "running": loaded, the VM would run at once. */
+        add(&w, "-S");
+    }
     if (w.overflow)
         return error_set(err, ERROR_INVALID, "the VMM's command line is too long");
     return 0;
