@@ -153,7 +153,10 @@ void guest_destroy(struct guest *g)
     free(c);
     g->calls = NULL;
     DL_FOREACH_SAFE(g->processes, p, next_process)
-    p->g = NULL;
+    {
+        loop_timer_stop(&p->late);
+        p->g = NULL;
+    }
     DL_FOREACH_SAFE(g->files, f, next_file)
     f->g = NULL;
     g->processes = NULL;

@@ -57,7 +57,11 @@ struct guest_process {
     uint64_t received[2], acked[2], limit[2]; /* by the owner's word */
     uint64_t told_acked[2], told_limit[2];    /* what the agent was last told */
     unsigned frames[2];                       /* since the last window */
-    struct buf in;                            /* stdin from in_base on */
+    uint32_t step[2];                         /* how far it is to move before the next one, */
+    unsigned in_time[2];                      /* how often it has */
+    struct loop_timer late;                   /* runs while a step is begun; then it is told at once: */
+    bool is_late;
+    struct buf in; /* stdin from in_base on */
     uint64_t in_base, in_sent, in_limit;
     bool in_fin, in_fin_sent, in_short;
 };

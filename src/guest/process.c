@@ -7,12 +7,25 @@
 #include "base/str.h"
 #include "guest/internal.h"
 
-#define TELL_BYTES (32u << 10) /* a window is worth a frame when it moved this far, */
-#define TELL_FRAMES 32         /* or after this many small frames */
+/* The agent is told what has been taken after a step, or after this many small frames. Each telling
+ * interrupts it, so the steps grow while output comes fast. How much it can hold is not known here: one that
+ * stops short of a step is told all the same a little later, and the steps shrink. */
+#define TELL_MIN (32u << 10)
+#define TELL_MAX (256u << 10)
+#define TELL_FRAMES 32
+#define TELL_GROW 8 /* this many steps in time make the next ones larger */
+#define TELL_LATE_MS 2
 #define STDIN_PART (32u << 10)
 #define STDIN_CREDIT_MAX (1u << 20)
 
 static const enum proto_stream wire_stream[2] = {PROTO_STDOUT, PROTO_STDERR};
+
+static void on_late(struct loop_timer *t)
+{
+    struct guest_process *p = t->arg;
+    p->is_late = true;
+    guest_flush_later(p->g);
+}
 
 static struct guest_process *create(struct guest *g, const char *id,
                                     const struct guest_process_events *events, void *arg, struct error *err)
@@ -29,8 +42,11 @@ static struct guest_process *create(struct guest *g, const char *id,
     p->channel = guest_new_channel(g);
     buf_init(&p->exec, PROTO_EXEC_MAX);
     buf_init(&p->in, GUEST_STDIN_MAX);
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < 2; i++) {
         p->limit[i] = p->told_limit[i] = PROTO_OUTPUT_WINDOW;
+        p->step[i] = TELL_MIN;
+    }
+    loop_timer_init(g->loop, &p->late, on_late, p);
     DL_APPEND(g->processes, p);
     g->process_count++;
     guest_flush_later(g);
@@ -39,6 +55,7 @@ static struct guest_process *create(struct guest *g, const char *id,
 
 void guest_process_free(struct guest_process *p)
 {
+    loop_timer_stop(&p->late);
     buf_finish(&p->exec);
     buf_finish(&p->in);
     free(p);
@@ -166,24 +183,52 @@ static void announce(struct guest_process *p)
         p->announced = guest_send(p->g, PROTO_EXEC, p->channel, &p->exec);
 }
 
+/* After an ATTACH the agent knows of what has arrived, which is more than what is kept. */
+static uint64_t untold(const struct guest_process *p, int i)
+{
+    return p->acked[i] > p->told_acked[i] ? p->acked[i] - p->told_acked[i] : 0;
+}
+
 static bool window_is_due(const struct guest_process *p, int i)
 {
-    if (p->acked[i] - p->told_acked[i] >= TELL_BYTES || p->frames[i] >= TELL_FRAMES)
-        return p->acked[i] > p->told_acked[i] || p->limit[i] > p->told_limit[i];
+    uint64_t step = p->is_late ? TELL_MIN : p->step[i];
+    if (untold(p, i) >= step || p->frames[i] >= TELL_FRAMES)
+        return untold(p, i) > 0 || p->limit[i] > p->told_limit[i];
     /* The guest is about to run out of credit. */
-    return p->limit[i] > p->told_limit[i] && p->told_limit[i] - p->received[i] < TELL_BYTES;
+    return p->limit[i] > p->told_limit[i] && p->told_limit[i] - p->received[i] < TELL_MIN;
+}
+
+static void adapt_step(struct guest_process *p, int i)
+{
+    uint64_t n = untold(p, i);
+    if (p->is_late) {
+        uint64_t half = n / 2 > TELL_MIN ? n / 2 : TELL_MIN;
+        p->step[i] = half < p->step[i] ? (uint32_t)half : p->step[i];
+        p->in_time[i] = 0;
+    } else if (n >= p->step[i] && ++p->in_time[i] >= TELL_GROW) {
+        p->step[i] = p->step[i] * 2 < TELL_MAX ? p->step[i] * 2 : TELL_MAX;
+        p->in_time[i] = 0;
+    }
 }
 
 static void send_windows(struct guest_process *p)
 {
+    bool waits = false;
     for (int i = 0; i < 2; i++) {
-        struct proto_window w = {wire_stream[i], p->acked[i], p->limit[i]};
-        if (!window_is_due(p, i) || !proto_window_send(&p->g->tx, p->g->tag, p->channel, &w))
-            continue;
-        p->told_acked[i] = w.acked;
-        p->told_limit[i] = w.limit;
-        p->frames[i] = 0;
+        struct proto_window w = {wire_stream[i], p->told_acked[i] + untold(p, i), p->limit[i]};
+        if (window_is_due(p, i) && proto_window_send(&p->g->tx, p->g->tag, p->channel, &w)) {
+            adapt_step(p, i);
+            p->told_acked[i] = w.acked;
+            p->told_limit[i] = w.limit;
+            p->frames[i] = 0;
+        }
+        waits = waits || untold(p, i) >= TELL_MIN;
     }
+    p->is_late = false;
+    if (!waits)
+        loop_timer_stop(&p->late);
+    else if (!p->late.active)
+        loop_timer_start(&p->late, TELL_LATE_MS);
 }
 
 static void send_stdin(struct guest_process *p)
@@ -223,6 +268,8 @@ void guest_process_link_gone(struct guest_process *p)
 {
     p->announced = p->attached = false;
     p->in_fin_sent = false;
+    p->is_late = false;
+    loop_timer_stop(&p->late);
 }
 
 void guest_process_taken(struct guest_process *p, enum guest_stream stream, uint64_t offset, uint64_t room)
@@ -237,6 +284,8 @@ void guest_process_taken(struct guest_process *p, enum guest_stream stream, uint
     p->limit[i] = limit > p->limit[i] ? limit : p->limit[i];
     if (window_is_due(p, i))
         guest_flush_later(p->g);
+    else if (untold(p, i) >= TELL_MIN && p->attached && !p->late.active)
+        loop_timer_start(&p->late, TELL_LATE_MS);
 }
 
 size_t guest_process_stdin(struct guest_process *p, const void *data, size_t n)
@@ -297,6 +346,7 @@ void guest_process_release(struct guest_process *p)
         g->late +=
             (int64_t)(credit < INT32_MAX ? credit : INT32_MAX) * (PROTO_OVERHEAD + PROTO_DATA_PRELUDE + 1);
     }
+    loop_timer_stop(&p->late);
     DL_DELETE(g->processes, p);
     g->process_count--;
     p->g = NULL;

@@ -35,6 +35,7 @@ struct liar {
     uint64_t got;
     unsigned exited;
     bool destroy_in_output;
+    bool takes; /* all output is kept at once */
 };
 
 static void on_ready(struct guest *g, void *arg)
@@ -178,6 +179,8 @@ static void on_output(void *arg, enum guest_stream stream, uint64_t offset, cons
     (void)data;
     assert_true(offset == l->got);
     l->got += n;
+    if (l->takes)
+        guest_process_taken(l->p, GUEST_STDOUT, l->got, 4 << 20);
     if (l->destroy_in_output) {
         guest_destroy(l->g);
         l->g = NULL;
@@ -597,6 +600,85 @@ static void late_bytes_are_bounded(void **state)
     end(&l);
 }
 
+/* An honest agent: it keeps what is not acknowledged, and stops when it can hold no more. */
+struct keeper {
+    uint64_t holds, sent, acked, limit;
+    unsigned windows;
+};
+
+static void take_windows(struct liar *l, struct keeper *k)
+{
+    struct proto_frame f;
+    struct proto_window w;
+    const char *why;
+    while (proto_frame_parse(buf_head(&l->in), buf_len(&l->in), l->tag, PROTO_FROM_HOST, PROTO_UP, &f,
+                             &why) == PROTO_WHOLE) {
+        if (f.type == PROTO_WINDOW) {
+            assert_int_equal(proto_window_get(&f, &w), 0);
+            assert_true(w.acked >= k->acked && w.acked <= k->sent && w.limit >= k->limit);
+            k->acked = w.acked;
+            k->limit = w.limit;
+            k->windows++;
+        }
+        buf_consume(&l->in, f.length + PROTO_OVERHEAD);
+    }
+}
+
+static void keep_and_send(struct liar *l, struct keeper *k, uint64_t total)
+{
+    int64_t deadline = clock_mono_ns() + 20 * CLOCK_NS_PER_S;
+    begin(l, 0, 0);
+    greet(l);
+    start_process(l);
+    l->takes = true;
+    for (int i = 0; i < 3; i++)
+        turn(l);
+    put_started(l, 0, 65536);
+    k->limit = PROTO_OUTPUT_WINDOW;
+    while (l->got < total && clock_mono_ns() < deadline) {
+        uint64_t room = k->acked + k->holds - k->sent;
+        uint64_t n = room < 32000 ? room : 32000;
+        if (k->sent + n > total)
+            n = total - k->sent;
+        if (n > 0 && k->sent + n <= k->limit) {
+            put_data(l, 1, 1, k->sent, n);
+            k->sent += n;
+            flush(l);
+        } else {
+            turn(l);
+        }
+        (void)buf_read(&l->in, l->fd, 65536);
+        take_windows(l, k);
+    }
+    assert_true(l->got == total);
+    assert_int_equal(l->lost, 0);
+    end(l);
+    guest_process_release(l->p);
+}
+
+/* Each acknowledgement interrupts the guest: a stream that is fast gets few. */
+static void fast_output_is_acknowledged_in_large_steps(void **state)
+{
+    (void)state;
+    struct liar l;
+    struct keeper k = {.holds = 1 << 20};
+    keep_and_send(&l, &k, 64 << 20);
+    assert_in_range(k.windows, 64, 1024); /* steps of 32 KiB would be 2048 */
+}
+
+/* Nobody told the host how much the agent holds: whatever it is, the stream goes on. */
+static void an_agent_that_holds_little_goes_on(void **state)
+{
+    (void)state;
+    const uint64_t holds[] = {33000, 70000, 128000, 300000};
+    for (size_t i = 0; i < 4; i++) {
+        struct liar l;
+        struct keeper k = {.holds = holds[i]};
+        keep_and_send(&l, &k, 4 << 20);
+        assert_true(k.windows >= (4 << 20) / holds[i]);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -610,6 +692,8 @@ int main(void)
         cmocka_unit_test(a_result_is_told_once),
         cmocka_unit_test(destroyed_from_a_callback),
         cmocka_unit_test(late_bytes_are_bounded),
+        cmocka_unit_test(fast_output_is_acknowledged_in_large_steps),
+        cmocka_unit_test(an_agent_that_holds_little_goes_on),
     };
     (void)signal(SIGPIPE, SIG_IGN);
     return cmocka_run_group_tests(tests, NULL, NULL);
