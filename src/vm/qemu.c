@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "base/cleanup.h"
@@ -15,7 +16,7 @@
 #define MIGRATION_TIMEOUT_MS 60000
 #define EXIT_TIMEOUT_MS 10000
 
-enum step_kind { STEP_END, STEP_CALL, STEP_CALL_FD, STEP_MIGRATED, STEP_ENDED };
+enum step_kind { STEP_END, STEP_CALL, STEP_CALL_FD, STEP_MIGRATED, STEP_RELINK, STEP_ENDED };
 
 /* One step of an operation. */
 struct qemu_step {
@@ -225,7 +226,8 @@ static const struct qemu_step save_devices_steps[] = {
     {STEP_CALL, "remove-fd", args_fdset},
     {STEP_END, NULL, NULL},
 };
-static const struct qemu_step resume_steps[] = {{STEP_CALL, "cont", NULL}, {STEP_END, NULL, NULL}};
+static const struct qemu_step resume_steps[] = {
+    {STEP_CALL, "cont", NULL}, {STEP_RELINK, NULL, NULL}, {STEP_END, NULL, NULL}};
 static const struct qemu_step pause_steps[] = {{STEP_CALL, "stop", NULL}, {STEP_END, NULL, NULL}};
 
 /* QEMU's descriptor of the state file is closed whatever came of it. */
@@ -284,6 +286,22 @@ static void on_step_timeout(struct loop_timer *t)
     finish_op(vm, &err);
 }
 
+/* When a full port was stopped, QEMU goes on with it only when its host takes data or goes away, and it does
+ * not notice a host that went away while the VM stood still, or that was another VMM's: the port would be
+ * silent for ever. So a host comes and goes; what is left over in the port is thrown away, and whoever
+ * connects next stands behind in the socket's queue. */
+static void relink(struct vm *vm)
+{
+    struct qemu *q = vm->priv;
+    if (!q->relink)
+        return;
+    q->relink = false;
+    AUTO_CLOSE int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0 || qmp_connect_path(fd, vm->agent_socket) < 0)
+        LOG(LOG_WARN, "cannot clear a guest's port", "sandbox=%s error=" LOG_Q, vm->spec.sandbox_id,
+            strerror(errno));
+}
+
 static void run_step(struct vm *vm)
 {
     struct qemu *q = vm->priv;
@@ -304,6 +322,10 @@ static void run_step(struct vm *vm)
             next_step(vm);
         else
             loop_timer_start(&q->timer, MIGRATION_TIMEOUT_MS);
+        return;
+    case STEP_RELINK:
+        relink(vm);
+        next_step(vm);
         return;
     case STEP_ENDED:
         loop_timer_start(&q->timer, EXIT_TIMEOUT_MS);
@@ -351,6 +373,7 @@ static void run_state(struct vm *vm, const struct qemu_step *steps, int state_fd
 
 static void op_load(struct vm *vm, int state_fd, vm_done done, void *arg)
 {
+    ((struct qemu *)vm->priv)->relink = vm->spec.boot == VM_BOOT_SNAPSHOT; /* a golden's port is empty */
     run_state(vm, load_steps, state_fd, done, arg);
 }
 
@@ -411,8 +434,10 @@ static void on_status(void *arg, const struct error *err, const json_t *ret)
         return;
     }
     const char *status = json_string_value(json_object_get(ret, "status"));
-    if (vm->op == VM_OP_ADOPT)
+    if (vm->op == VM_OP_ADOPT) {
         (void)vm_set_state(vm, state_of(status ? status : ""));
+        q->relink = vm->state == VM_PAUSED;
+    }
     if (!vm->engine->version[0])
         (void)str_copy(vm->engine->version, sizeof(vm->engine->version), qmp_version(q->qmp));
     finish_op(vm, NULL);

@@ -25,6 +25,7 @@ struct qemu {
     int state_fd; /* owned during a load or save; -1 else */
     int fdset;    /* where QEMU keeps it while it writes device state; -1 else */
     bool migrated;
+    bool relink; /* the port may hold what was meant for a host that is gone */
 
     struct qemu_console *consoles; /* requests in flight */
 };

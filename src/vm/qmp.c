@@ -300,7 +300,7 @@ static void on_socket(struct loop_fd *w, uint32_t events)
 }
 
 /* Connects to a path that may be longer than a socket address holds: then through its directory. */
-static int connect_path(int fd, const char *path)
+int qmp_connect_path(int fd, const char *path)
 {
     struct sockaddr_un sa = {.sun_family = AF_UNIX};
     AUTO_CLOSE int dir = -1;
@@ -326,7 +326,7 @@ static bool try_connect(struct qmp *q)
     q->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (q->fd < 0) {
         (void)error_errno(&err, ERROR_INTERNAL, errno, "socket for the VMM's control channel");
-    } else if (connect_path(q->fd, q->path) == 0) {
+    } else if (qmp_connect_path(q->fd, q->path) == 0) {
         q->state = QMP_GREETING;
         if (loop_fd_start(q->loop, &q->watch, q->fd, EPOLLIN, on_socket, q, &err) == 0)
             return true;

@@ -36,5 +36,8 @@ void qmp_destroy(struct qmp *q);
 void qmp_call(struct qmp *q, const char *command, json_t *args, int fd, unsigned timeout_ms, qmp_reply reply,
               void *arg);
 
+/* connect(2) to a unix socket, also when its path is longer than an address holds. */
+int qmp_connect_path(int fd, const char *path);
+
 /* "7.2.22" from the greeting; "" before it. */
 const char *qmp_version(const struct qmp *q);

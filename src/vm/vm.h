@@ -54,9 +54,11 @@ struct vm_engine_ops {
     /* Finds and takes over a VMM started earlier. done: control channel answers. */
     void (*adopt)(struct vm *vm, vm_done done, void *arg);
     /* RESTORE, SNAPSHOT: loads device state from the golden's or snapshot's `state` file. vCPUs stay
-     * stopped. Connect to the agent only afterwards: else its guest is not told that the link is new. */
+     * stopped. */
     void (*load)(struct vm *vm, int state_fd, vm_done done, void *arg);
-    /* Starts / stops the vCPUs; memory stays resident. Repeating is success. */
+    /* Starts / stops the vCPUs; memory stays resident. Repeating is success. After a load from a snapshot,
+     * and after the adoption of a stopped VM, connect to the agent only when resume has answered: it empties
+     * the port of what was meant for an earlier host, for which the port has to be free. */
     void (*resume)(struct vm *vm, vm_done done, void *arg);
     void (*pause)(struct vm *vm, vm_done done, void *arg);
     /* GOLDEN: writes device state to state_fd, vCPUs stopped; then ends the VMM. */

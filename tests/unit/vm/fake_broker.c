@@ -42,7 +42,8 @@ struct broker {
     unsigned fail_count;
     char hold_what[24];
     struct broker_vmm last;
-    char last_id[ID_SIZE], last_key[BROKER_KEY_SIZE], last_platform[BROKER_DIGEST_SIZE];
+    char last_id[ID_SIZE], last_snapshot[ID_SIZE], last_key[BROKER_KEY_SIZE],
+        last_platform[BROKER_DIGEST_SIZE];
     struct broker_vmm_info info;
     void (*kill_fn)(void *);
     void *kill_arg;
@@ -305,7 +306,9 @@ void broker_vmm_start(struct broker *b, const struct broker_vmm *vmm, broker_vmm
     (void)str_copy(b->last_id, sizeof(b->last_id), vmm->sandbox_id);
     (void)str_copy(b->last_key, sizeof(b->last_key), vmm->golden_key ? vmm->golden_key : "");
     (void)str_copy(b->last_platform, sizeof(b->last_platform), vmm->platform);
+    (void)str_copy(b->last_snapshot, sizeof(b->last_snapshot), vmm->snapshot_id ? vmm->snapshot_id : "");
     b->last.sandbox_id = b->last_id;
+    b->last.snapshot_id = vmm->snapshot_id ? b->last_snapshot : NULL;
     b->last.golden_key = vmm->golden_key ? b->last_key : NULL;
     b->last.platform = b->last_platform;
 }

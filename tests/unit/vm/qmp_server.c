@@ -32,6 +32,10 @@ static void serve(struct qmp_server *s, const json_t *message)
     json_int_t id = json_integer_value(json_object_get(message, "id"));
     assert(command && s->count < QMP_SERVER_COMMANDS);
     (void)str_copy(s->commands[s->count++], sizeof(s->commands[0]), command);
+    char *args = json_dumps(json_object_get(message, "arguments"), JSON_COMPACT | JSON_SORT_KEYS);
+    if (args)
+        (void)str_copy(s->last_args, sizeof(s->last_args), args);
+    free(args);
     if (s->on_command)
         s->on_command(s, command);
     if (s->silent || s->fd < 0 || str_eq(s->ignore, command))
@@ -42,6 +46,10 @@ static void serve(struct qmp_server *s, const json_t *message)
     } else if (strcmp(command, "query-status") == 0) {
         (void)snprintf(text, sizeof(text), "\"return\": {\"status\": \"%s\"}",
                        s->status ? s->status : "running");
+        say_id(s, id, text);
+    } else if (strcmp(command, "add-fd") == 0) {
+        (void)snprintf(text, sizeof(text), "\"return\": %s",
+                       s->fdset ? s->fdset : "{\"fdset-id\": 3, \"fd\": 11}");
         say_id(s, id, text);
     } else if (strcmp(command, "ringbuf-read") == 0) {
         (void)snprintf(text, sizeof(text), "\"return\": \"%s\"", s->console_b64 ? s->console_b64 : "");

@@ -20,6 +20,8 @@ struct qmp_server {
     unsigned fds_received;
     bool silent;             /* no greeting, no answers */
     const char *fail;        /* this command gets an error */
+    const char *fdset;       /* answer of add-fd; default "{\"fdset-id\": 3, \"fd\": 11}" */
+    char last_args[512];     /* of the last command that had any, as text */
     const char *ignore;      /* this command gets no answer */
     const char *status;      /* for query-status; default "running" */
     const char *migration;   /* status event after migrate and migrate-incoming; default "completed" */

@@ -1,7 +1,9 @@
 #include "unit.h"
 
 #include <fcntl.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 
 #include "fake_broker.h"
 #include "qmp_server.h"
@@ -73,6 +75,7 @@ static struct vm_spec make_spec(enum vm_boot boot)
     struct vm_spec spec = {.boot = boot, .shape = {.vcpus = 1, .memory_mib = 256, .disk_mib = 512}};
     id_new("sb", spec.sandbox_id);
     (void)snprintf(spec.golden_key, sizeof(spec.golden_key), "key");
+    id_new("sn", spec.snapshot_id);
     memset(spec.platform, 'a', sizeof(spec.platform) - 1);
     return spec;
 }
@@ -248,6 +251,46 @@ static void test_save_answers_at_the_end_of_the_vmm(void **state)
     wait_for(f, &f->exits, 1);
 }
 
+static void test_devices_are_saved_of_a_stopped_vm(void **state)
+{
+    struct fixture *f = *state;
+    use_fake(f, VM_BOOT_SNAPSHOT);
+    int fd = open("/dev/null", O_WRONLY | O_CLOEXEC);
+    assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), 0);
+    assert_int_equal(CALL(f, vm_save_devices(f->vm, fd, on_done, f)), ERROR_CONFLICT); /* it has none yet */
+    assert_non_null(strstr(f->text, "waiting"));
+    assert_int_equal(CALL(f, vm_load(f->vm, -1, on_done, f)), 0);
+    assert_false(vm_is_running(f->vm));
+    /* Again and again, with or without a run between. */
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(CALL(f, vm_save_devices(f->vm, fd, on_done, f)), 0);
+        assert_int_equal(CALL(f, vm_save_devices(f->vm, fd, on_done, f)), 0);
+        assert_int_equal(CALL(f, vm_resume(f->vm, on_done, f)), 0);
+        assert_int_equal(CALL(f, vm_save_devices(f->vm, fd, on_done, f)), ERROR_CONFLICT);
+        assert_true(vm_is_running(f->vm));
+        assert_int_equal(CALL(f, vm_pause(f->vm, on_done, f)), 0);
+    }
+    fake_engine_script(f->engine, FAKE_SAVE_DEVICES, FAKE_FAIL, 0);
+    assert_int_equal(CALL(f, vm_save_devices(f->vm, fd, on_done, f)), ERROR_UNAVAILABLE);
+    assert_int_equal(CALL(f, vm_resume(f->vm, on_done, f)), 0); /* none the worse for it */
+    assert_int_equal(CALL(f, vm_pause(f->vm, on_done, f)), 0);
+    fake_engine_script(f->engine, FAKE_SAVE_DEVICES, FAKE_DIE, 0);
+    assert_int_equal(CALL(f, vm_save_devices(f->vm, fd, on_done, f)), ERROR_GONE);
+    assert_int_equal(f->exits, 1);
+    assert_int_equal(fake_engine_count(f->engine, FAKE_SAVE_DEVICES), 6);
+    (void)close(fd);
+}
+
+static void test_a_golden_is_saved_as_a_whole(void **state)
+{
+    struct fixture *f = *state;
+    use_fake(f, VM_BOOT_GOLDEN);
+    assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), 0);
+    assert_int_equal(CALL(f, vm_pause(f->vm, on_done, f)), 0);
+    assert_int_equal(CALL(f, vm_save_devices(f->vm, -1, on_done, f)), ERROR_CONFLICT);
+    assert_non_null(strstr(f->text, "golden"));
+}
+
 static void test_destroyed_in_callbacks(void **state)
 {
     struct fixture *f = *state;
@@ -304,6 +347,10 @@ static void test_bad_specs(void **state)
     spec = make_spec(VM_BOOT_RESTORE);
     spec.golden_key[0] = '\0';
     assert_int_equal(vm_create(f->engine, &spec, &events, f, &vm, &err), ERROR_INVALID);
+    spec = make_spec(VM_BOOT_SNAPSHOT);
+    (void)snprintf(spec.snapshot_id, sizeof(spec.snapshot_id), "sb_");
+    assert_int_equal(vm_create(f->engine, &spec, &events, f, &vm, &err), ERROR_INVALID);
+    assert_non_null(strstr(err.message, "snapshot"));
     spec = make_spec(VM_BOOT_COLD);
     (void)snprintf(spec.sandbox_id, sizeof(spec.sandbox_id), "../../etc");
     assert_int_equal(vm_create(f->engine, &spec, &events, f, &vm, &err), ERROR_INVALID);
@@ -397,6 +444,173 @@ static void test_qemu_restore(void **state)
     assert_true(qmp_server_got(&f->server, "cont"));
     assert_int_equal(CALL(f, vm_pause(f->vm, on_done, f)), 0);
     assert_true(qmp_server_got(&f->server, "stop"));
+}
+
+/* The agent's socket, as QEMU has it. */
+static int listen_as_agent(struct fixture *f, char path[108])
+{
+    struct sockaddr_un sa = {.sun_family = AF_UNIX};
+    (void)snprintf(path, 108, "%s/agent.sock", f->dir);
+    (void)snprintf(sa.sun_path, sizeof(sa.sun_path), "%s", path);
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    assert_int_equal(bind(fd, (struct sockaddr *)&sa, sizeof(sa)), 0);
+    assert_int_equal(listen(fd, 8), 0);
+    return fd;
+}
+
+/* Connections that came, and went at once. */
+static unsigned visits(int listen_fd)
+{
+    unsigned n = 0;
+    char byte;
+    for (;;) {
+        int fd = accept4(listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        if (fd < 0)
+            return n;
+        assert_int_equal(read(fd, &byte, 1), 0);
+        (void)close(fd);
+        n++;
+    }
+}
+
+static void use_qemu_with_agent(struct fixture *f, enum vm_boot boot, const char *agent)
+{
+    char qmp[200];
+    use_qemu(f, boot);
+    (void)snprintf(qmp, sizeof(qmp), "%s/qmp.sock", f->dir);
+    fake_broker_vmm(f->broker, qmp, agent, f->process[0], on_kill, f);
+}
+
+static void test_qemu_starts_from_a_snapshot(void **state)
+{
+    struct fixture *f = *state;
+    char agent[108];
+    int agent_fd = listen_as_agent(f, agent);
+    use_qemu_with_agent(f, VM_BOOT_SNAPSHOT, agent);
+    f->server.status = "inmigrate";
+    assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), 0);
+    assert_int_equal(fake_broker_last_vmm(f->broker)->boot, BROKER_BOOT_SNAPSHOT);
+    assert_true(id_valid(fake_broker_last_vmm(f->broker)->snapshot_id, "sn"));
+    assert_null(fake_broker_last_vmm(f->broker)->golden_key);
+    int fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    assert_int_equal(CALL(f, vm_load(f->vm, fd, on_done, f)), 0);
+    (void)close(fd);
+    assert_false(vm_is_running(f->vm));
+    assert_int_equal(visits(agent_fd), 0);
+    /* The port is emptied once, when the VM runs, and before the owner knows of it. */
+    assert_int_equal(CALL(f, vm_resume(f->vm, on_done, f)), 0);
+    assert_int_equal(visits(agent_fd), 1);
+    assert_int_equal(CALL(f, vm_pause(f->vm, on_done, f)), 0);
+    assert_int_equal(CALL(f, vm_resume(f->vm, on_done, f)), 0);
+    assert_int_equal(visits(agent_fd), 0);
+    (void)close(agent_fd);
+    (void)unlink(agent);
+}
+
+/* One that was stopped when its daemon went away: its host's end may not have been noticed. */
+static void test_qemu_port_of_an_adopted_vm(void **state)
+{
+    struct fixture *f = *state;
+    char agent[108];
+    int agent_fd = listen_as_agent(f, agent);
+    use_qemu_with_agent(f, VM_BOOT_COLD, agent);
+    f->server.status = "paused";
+    assert_int_equal(CALL(f, vm_adopt(f->vm, on_done, f)), 0);
+    (void)unlink(agent);
+    assert_int_equal(CALL(f, vm_resume(f->vm, on_done, f)), 0); /* even when that cannot be done */
+    assert_int_equal(visits(agent_fd), 0);
+    vm_destroy(f->vm);
+    f->vm = NULL;
+    qmp_server_stop(&f->server);
+    close_fd(&f->process[0]);
+    close_fd(&f->process[1]);
+    (void)close(agent_fd);
+    agent_fd = listen_as_agent(f, agent);
+    use_qemu_with_agent(f, VM_BOOT_COLD, agent);
+    f->server.status = "paused";
+    assert_int_equal(CALL(f, vm_adopt(f->vm, on_done, f)), 0);
+    assert_int_equal(CALL(f, vm_resume(f->vm, on_done, f)), 0);
+    assert_int_equal(visits(agent_fd), 1);
+    (void)close(agent_fd);
+    (void)unlink(agent);
+}
+
+static void test_qemu_saves_devices(void **state)
+{
+    static const char *const order[] = {"stop", "add-fd", "xen-save-devices-state", "remove-fd", "cont"};
+    struct fixture *f = *state;
+    use_qemu(f, VM_BOOT_COLD);
+    assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), 0);
+    assert_int_equal(CALL(f, vm_pause(f->vm, on_done, f)), 0);
+    int fd = open("/dev/null", O_WRONLY | O_CLOEXEC);
+    assert_int_equal(CALL(f, vm_save_devices(f->vm, fd, on_done, f)), 0);
+    assert_int_equal(f->server.fds_received, 1);
+    assert_string_equal(f->server.last_args, "{\"fdset-id\":3}");
+    assert_int_equal(CALL(f, vm_resume(f->vm, on_done, f)), 0);
+    for (size_t i = 0; i < sizeof(order) / sizeof(order[0]); i++)
+        assert_string_equal(f->server.commands[i + 2], order[i]);
+    /* The descriptor is QEMU's own copy. */
+    assert_int_equal(write(fd, "x", 1), 1);
+    (void)close(fd);
+    fd = open("/dev/null", O_RDWR | O_CLOEXEC);
+    assert_int_equal(CALL(f, vm_pause(f->vm, on_done, f)), 0);
+    assert_int_equal(CALL(f, vm_save_devices(f->vm, fd, on_done, f)), ERROR_INVALID); /* QEMU would refuse */
+    (void)close(fd);
+    assert_int_equal(CALL(f, vm_save_devices(f->vm, 9999, on_done, f)), ERROR_INTERNAL);
+}
+
+static void test_qemu_fails_to_save_devices(void **state)
+{
+    static const struct {
+        const char *fail, *fdset;
+        int code;
+        unsigned removed;
+    } cases[] = {
+        {"add-fd", NULL, ERROR_UNAVAILABLE, 0},
+        {"xen-save-devices-state", NULL, ERROR_UNAVAILABLE, 1},
+        {"remove-fd", NULL, ERROR_UNAVAILABLE, 2},
+        {NULL, "{\"fdset-id\": -1}", ERROR_PROTOCOL, 0},
+        {NULL, "{\"fdset-id\": 99999999999}", ERROR_PROTOCOL, 0},
+        {NULL, "{}", ERROR_PROTOCOL, 0},
+    };
+    struct fixture *f = *state;
+    use_qemu(f, VM_BOOT_COLD);
+    assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), 0);
+    assert_int_equal(CALL(f, vm_pause(f->vm, on_done, f)), 0);
+    int fd = open("/dev/null", O_WRONLY | O_CLOEXEC);
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        f->server.fail = cases[i].fail;
+        f->server.fdset = cases[i].fdset;
+        f->server.count = 0;
+        assert_int_equal(CALL(f, vm_save_devices(f->vm, fd, on_done, f)), cases[i].code);
+        for (int k = 0; k < 5; k++)
+            loop_turn(f->loop, 1);
+        unsigned removed = 0;
+        for (unsigned k = 0; k < f->server.count; k++)
+            removed += strcmp(f->server.commands[k], "remove-fd") == 0;
+        assert_int_equal(removed, cases[i].removed);
+    }
+    f->server.fail = f->server.fdset = NULL;
+    assert_int_equal(CALL(f, vm_save_devices(f->vm, fd, on_done, f)), 0);
+    assert_int_equal(CALL(f, vm_resume(f->vm, on_done, f)), 0);
+    (void)close(fd);
+}
+
+static void test_qemu_ends_while_saving_devices(void **state)
+{
+    struct fixture *f = *state;
+    use_qemu(f, VM_BOOT_COLD);
+    assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), 0);
+    assert_int_equal(CALL(f, vm_pause(f->vm, on_done, f)), 0);
+    f->server.ignore = "xen-save-devices-state";
+    int fd = open("/dev/null", O_WRONLY | O_CLOEXEC);
+    vm_save_devices(f->vm, fd, on_done, f);
+    (void)close(fd);
+    for (int i = 0; i < 50 && !qmp_server_got(&f->server, "xen-save-devices-state"); i++)
+        loop_turn(f->loop, 5);
+    on_kill(f);
+    wait_for(f, &f->exits, 1);
+    assert_int_equal(f->code, ERROR_GONE);
 }
 
 static void test_qemu_load_fails(void **state)
@@ -605,12 +819,19 @@ int main(void)
         TEST(test_calls_out_of_turn_are_refused),
         TEST(test_each_step_may_fail_or_die),
         TEST(test_save_answers_at_the_end_of_the_vmm),
+        TEST(test_devices_are_saved_of_a_stopped_vm),
+        TEST(test_a_golden_is_saved_as_a_whole),
         TEST(test_destroyed_in_callbacks),
         TEST(test_nothing_calls_back_after_destroy),
         TEST(test_bad_specs),
         TEST(test_choices_that_do_not_exist),
         TEST(test_qemu_engine_tells_about_itself),
         TEST(test_qemu_restore),
+        TEST(test_qemu_starts_from_a_snapshot),
+        TEST(test_qemu_port_of_an_adopted_vm),
+        TEST(test_qemu_saves_devices),
+        TEST(test_qemu_fails_to_save_devices),
+        TEST(test_qemu_ends_while_saving_devices),
         TEST(test_qemu_load_fails),
         TEST(test_qemu_save),
         TEST(test_qemu_crash_before_quit_is_no_save),
