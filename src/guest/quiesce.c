@@ -38,6 +38,9 @@ void guest_quiesce(struct guest *g, unsigned limit_ms, guest_done done, void *ar
         refuse(g, done, arg, ERROR_CONFLICT, "the guest's processes are being frozen already");
         return;
     }
+    if (g->link == LINK_READY) /* what was given before this is not to wait */
+        for (struct guest_process *p = g->processes; p; p = p->next)
+            guest_process_pump(p);
     buf_init(&body, 256);
     (void)proto_put_u32(&body, PROTO_F_LIMIT, limit_ms);
     struct call *c = guest_request(g, PROTO_QUIESCE, 0, &body, done, arg);
