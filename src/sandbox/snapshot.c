@@ -191,13 +191,19 @@ void snapshot_hold(struct snapshot *sn)
     sn->uses++;
 }
 
+static void sweep_in(struct sandboxes *s, unsigned ms)
+{
+    unsigned divisor = s->config.limit_divisor;
+    loop_timer_start(&s->sweep, divisor ? ms / divisor : ms);
+}
+
 static void removed(struct sandboxes *s, struct call *c)
 {
     if (!c->err.code)
         return;
     LOG(LOG_WARN, "the files of a snapshot could not be removed; it is tried again", "error=%s detail=" LOG_Q,
         error_slug(c->err.code), c->err.message);
-    loop_timer_start(&s->sweep, SWEEP_SOON_MS);
+    sweep_in(s, SWEEP_SOON_MS);
 }
 
 static void remove_files(struct sandboxes *s, const char *id)
@@ -305,7 +311,7 @@ static void on_swept(void *arg, const struct error *err, const char (*ids)[ID_SI
     if (!s)
         return;
     s->sweeping = false;
-    loop_timer_start(&s->sweep, err ? SWEEP_SOON_MS : SWEEP_MS);
+    sweep_in(s, err ? SWEEP_SOON_MS : SWEEP_MS);
     for (size_t i = 0; !err && i < n; i++) {
         const struct snapshot *sn;
         DL_FOREACH(s->snapshots, sn) /* also those that are put away and in use */

@@ -406,6 +406,7 @@ static void launch(struct answer *a, struct machine *m)
     } else if (from && (!f || !f->s.sealed || !f->s.full)) {
         (void)error_set(&a->err, ERROR_NOT_FOUND, "no snapshot %s", spec->snapshot_id);
     } else {
+        assert(!from || !f->s.torn);
         m->m.alive = true;
         m->m.parked = false;
         m->m.started = from;
@@ -430,9 +431,7 @@ static void capture(struct answer *a)
         (void)error_set(&a->err, ERROR_NOT_FOUND, "no VMM");
         return;
     }
-    assert(!m->m.running);
-    assert(!f->s.full || m->m.frozen); /* nobody else may answer to what was captured */
-    assert(!m->m.alive || m->m.memory == m->m.disk);
+    f->s.torn = m->m.running || (f->s.full && (!m->m.frozen || m->m.memory != m->m.disk));
     f->s.memory = m->m.memory;
     f->s.disk = m->m.disk;
     f->s.synced = m->m.synced;
@@ -484,6 +483,7 @@ static void snapshot_effect(struct answer *a)
         }
         m = add(a->id);
         assert(!m->m.alive);
+        assert(!f->s.torn);
         m->m.disk = f->s.disk;
         break;
     default:
@@ -580,6 +580,27 @@ static void deliver(struct loop_timer *t)
     if (a->call == FAKE_SHUTDOWN && !a->err.code)
         fake_exit(a->id, "powered off");
     free(a);
+}
+
+void fake_broker_end(bool effect)
+{
+    struct answer *a;
+    struct answer *next;
+    struct snapshot_files *f;
+    struct snapshot_files *f_next;
+    DL_FOREACH_SAFE(fake.answers, a, next)
+    {
+        if (a->owner)
+            continue;
+        if (effect)
+            take_effect(a);
+        DL_DELETE(fake.answers, a);
+        loop_timer_stop(&a->timer);
+        free(a);
+    }
+    HASH_ITER(hh, fake.snapshots, f, f_next)
+    if (!f->s.sealed)
+        drop_snapshot(f->s.id);
 }
 
 void fake_exit(const char *id, const char *why)

@@ -68,6 +68,7 @@ struct fake_snapshot {
     char id[ID_SIZE];
     char sandbox_id[ID_SIZE];
     bool full, captured, sealed, synced;
+    bool torn; /* the guest ran on, or its processes did: nobody may go on from it */
     unsigned memory, disk;
 };
 
@@ -82,6 +83,9 @@ unsigned fake_machines(void);
 struct fake_snapshot *fake_snapshot(const char *id); /* NULL: no files of it */
 struct fake_snapshot *fake_snapshot_add(const char *id);
 unsigned fake_snapshots(void);
+/* The broker ends with its daemon: requests it has are carried out (effect) or not, none is answered, and
+ * what snapshots were being made is removed. VMMs live on. */
+void fake_broker_end(bool effect);
 void fake_pool(const char *path);                     /* where state files are made; kept over fake_reset */
 void fake_version(const char *version);               /* of the VMM, from now on */
 void fake_exit(const char *id, const char *why);      /* the VMM dies */

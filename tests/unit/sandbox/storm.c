@@ -3,7 +3,7 @@
 #include "world.h"
 
 #define KNOWN_MAX 512
-#define FINISHED_KEPT 8192
+#define FINISHED_KEPT 16384
 
 struct known {
     char id[ID_SIZE];
@@ -25,6 +25,12 @@ static unsigned draw(struct storm *s, unsigned n)
     return (unsigned)(s->seed >> 33) % n;
 }
 
+/* No more sandboxes than can be followed. */
+static bool crowded(const struct storm *s)
+{
+    return s->count > KNOWN_MAX - 16;
+}
+
 static struct known *known(struct storm *s, const char *id)
 {
     for (unsigned i = 0; i < s->count; i++)
@@ -37,13 +43,24 @@ static struct known *known(struct storm *s, const char *id)
     return k;
 }
 
+/* Whether nothing is under way. */
+static bool operation_none(struct world *w, const struct sandbox *sb)
+{
+    return strcmp(world_field(w, sandbox_id(sb), "operation_id"), "null") == 0;
+}
+
 static void on_changed(void *arg, const struct sandbox *sb, enum sandbox_state from, enum sandbox_state to)
 {
-    struct known *k = known(arg, sandbox_id(sb));
+    struct storm *s = arg;
+    struct known *k = known(s, sandbox_id(sb));
     if (k->state != SANDBOX_STATES)       /* not known since a restart */
         assert_int_equal(from, k->state); /* no event is lost or out of order */
     if (from != to && !sandbox_state_allows(from, to))
         fail_msg("%s -> %s", sandbox_state_name(from), sandbox_state_name(to));
+    /* No user process runs on before its identity is confirmed, and none stays frozen. */
+    const struct fake_machine *m = fake_find(sandbox_id(sb));
+    if (to == SANDBOX_RUNNING && sandbox_state(sb) == to && m && m->alive)
+        assert_false(m->frozen && operation_none(s->w, sb));
     k->state = to;
 }
 
@@ -85,11 +102,14 @@ static void fault(struct storm *s)
                                 ERROR_CONFLICT};
     enum fake_call call = (enum fake_call)draw(s, FAKE_CALLS);
     enum fake_mode mode = (enum fake_mode)draw(s, FAKE_LATE + 1);
-    bool of_vm = call == FAKE_RESUME || call == FAKE_PAUSE || call == FAKE_IDENTIFY || call == FAKE_SHUTDOWN;
+    bool of_vm = call == FAKE_RESUME || call == FAKE_PAUSE || call == FAKE_IDENTIFY ||
+                 call == FAKE_SHUTDOWN || call == FAKE_LOAD || call == FAKE_SAVE || call == FAKE_QUIESCE ||
+                 call == FAKE_SYNC;
     if (mode == FAKE_EXIT && !of_vm)
         mode = FAKE_FAIL;
     /* The broker always answers; its end is the daemon's. */
-    if (mode == FAKE_HANG && (call == FAKE_REMOVE || call == FAKE_KILL || call == FAKE_LIST))
+    if (mode == FAKE_HANG && (call == FAKE_REMOVE || call == FAKE_KILL || call == FAKE_LIST ||
+                              call >= FAKE_PARK || call == FAKE_PREPARE))
         mode = FAKE_LATE;
     if (call == FAKE_LIST && mode == FAKE_FAIL)
         return;
@@ -124,6 +144,7 @@ static void crash(struct world *w)
     (void)snprintf(kept_wal, sizeof(kept_wal), "%s/kept-wal", w->dir);
     copy(wal, kept_wal); /* first: a checkpoint between the two does no harm this way round */
     copy(w->path, kept);
+    fake_broker_end(w->cut_early);
     world_stop(w);
     (void)unlink(shm);
     (void)unlink(wal);
@@ -136,6 +157,7 @@ static void restart(struct storm *s, bool cut)
 {
     struct world *w = s->w;
     struct error err = ERROR_INIT;
+    w->cut_early = draw(s, 2);
     if (w->all && cut)
         crash(w);
     else if (w->all)
@@ -174,14 +196,85 @@ static void ask(struct storm *s)
         assert_int_equal(already, operation_finished(op));
 }
 
+static bool refused(int rc)
+{
+    return rc == ERROR_CONFLICT || rc == ERROR_GONE || rc == ERROR_UNAVAILABLE || rc == ERROR_CAPACITY ||
+           rc == ERROR_NOT_FOUND;
+}
+
+/* What fork made is known from its first event on. */
+static void ask_fork(struct storm *s, const char *id)
+{
+    char op[ID_SIZE];
+    struct error err = ERROR_INIT;
+    static const char *const bodies[] = {NULL, "{'count':2}", "{'count':6}"};
+    if (crowded(s))
+        return;
+    int rc = world_fork(s->w, id, bodies[draw(s, 3)], op, &err);
+    assert_true(rc == 0 || refused(rc));
+}
+
+static void ask_snapshot(struct storm *s, const char *id)
+{
+    char op[ID_SIZE];
+    char sn[ID_SIZE];
+    struct error err = ERROR_INIT;
+    int rc = world_snapshot(s->w, id, draw(s, 2) ? "{'kind':'disk'}" : NULL, sn, op, &err);
+    assert_true(rc == 0 || refused(rc));
+}
+
+static struct snapshot *any_snapshot(struct storm *s)
+{
+    struct snapshot *sn = NULL;
+    for (unsigned n = 1 + draw(s, 5); n > 0; n--) {
+        struct snapshot *next = snapshots_next(s->w->all, sn);
+        if (!next)
+            break;
+        sn = next;
+    }
+    return sn;
+}
+
+static void ask_of_snapshot(struct storm *s)
+{
+    char op[ID_SIZE];
+    char body[64];
+    struct error err = ERROR_INIT;
+    struct sandbox *sb = NULL;
+    struct snapshot *sn = any_snapshot(s);
+    int rc = 0;
+    if (!sn)
+        return;
+    switch (draw(s, 4)) {
+    case 0:
+        rc = snapshots_remove(s->w->all, sn, &err);
+        break;
+    case 1:
+        if (crowded(s))
+            break;
+        (void)snprintf(body, sizeof(body), "{'snapshot':'%s'}", snapshot_id(sn));
+        rc = world_try(s->w, body, &sb, &err);
+        if (rc == 0)
+            (void)known(s, sandbox_id(sb));
+        break;
+    default:
+        if (sandboxes_find(s->w->all, snapshot_sandbox_id(sn)))
+            rc = world_rollback(s->w, snapshot_sandbox_id(sn), snapshot_id(sn), op, &err);
+        break;
+    }
+    assert_true(rc == 0 || refused(rc));
+}
+
 static void step(struct storm *s)
 {
     struct sandbox *sb = NULL;
     struct error err = ERROR_INIT;
-    switch (draw(s, 12)) {
+    const char *id = any(s);
+    bool there = id && sandboxes_find(s->w->all, id);
+    switch (draw(s, 16)) {
     case 0:
     case 1:
-        if (world_try(s->w, NULL, &sb, &err) == 0)
+        if (!crowded(s) && world_try(s->w, NULL, &sb, &err) == 0)
             (void)known(s, sandbox_id(sb));
         break;
     case 2:
@@ -200,6 +293,18 @@ static void step(struct storm *s)
         break;
     case 6:
         world_now += draw(s, 3000);
+        break;
+    case 7:
+    case 8:
+        if (there)
+            ask_snapshot(s, id);
+        break;
+    case 9:
+        if (there && draw(s, 2))
+            ask_fork(s, id);
+        break;
+    case 10:
+        ask_of_snapshot(s);
         break;
     default:
         ask(s);
@@ -228,6 +333,11 @@ static void finish(struct storm *s)
         assert_int_equal(sandboxes_verb(w->all, sb, SANDBOX_DELETE, &op, &already, NULL), 0);
     }
     world_until(w, all_deleted(w));
+    while (snapshots_next(w->all, NULL)) {
+        struct error err = ERROR_INIT;
+        assert_ok(snapshots_remove(w->all, snapshots_next(w->all, NULL), &err), &err);
+    }
+    world_until(w, fake_snapshots() == 0);
     world_until(w, fake_asked() == 0);
     world_turns(w, 2);
     assert_int_equal(fake_machines(), 0);

@@ -122,6 +122,7 @@ void world_stop(struct world *w)
     w->all = NULL;
     store_close(w->store);
     w->store = NULL;
+    fake_broker_end(true);
 }
 
 void world_restart(struct world *w)
@@ -134,7 +135,7 @@ int world_setup(void **state)
 {
     struct world *w = calloc(1, sizeof(*w));
     struct error err = ERROR_INIT;
-    log_setup("test", LOG_ERROR, false);
+    log_setup("test", getenv("WORLD_DEBUG") ? LOG_DEBUG : LOG_ERROR, false);
     w->dir = unit_mkdir();
     (void)snprintf(w->path, sizeof(w->path), "%s/space.db", w->dir);
     assert_ok(loop_create(&w->loop, &err), &err);

@@ -23,6 +23,7 @@ struct world {
     char log[8192];  /* "creating>running op:create=succeeded +guest -guest:sandbox_gone" */
     bool in_request; /* observers must not be called now */
     bool revive_fails;
+    bool cut_early; /* what the broker was asked for last is not done */
     int started;
     int start_code;
     struct guest *known; /* the guest observers were given last, NULL when one went since */
