@@ -28,52 +28,6 @@ static int teardown(void **state)
     return 0;
 }
 
-static unsigned entries(const char *name)
-{
-    AUTO_FREE char *path = str_printf("%s/%s", real.dir, name);
-    AUTO_CLOSEDIR DIR *d = opendir(path);
-    assert_non_null(d);
-    unsigned n = 0;
-    struct dirent *e;
-    while ((e = readdir(d)))
-        n += e->d_name[0] != '.';
-    return n;
-}
-
-/* Processes under the lease's VMM and build uids, zombies aside. */
-static unsigned leased_processes(void)
-{
-    unsigned n = 0;
-    AUTO_CLOSEDIR DIR *d = opendir("/proc");
-    struct dirent *e;
-    while ((e = readdir(d))) {
-        uint64_t pid;
-        struct stat st;
-        if (!str_to_u64(e->d_name, 2, INT32_MAX, &pid) || fstatat(dirfd(d), e->d_name, &st, 0) < 0)
-            continue;
-        if (st.st_uid > real.lease.uid_first && st.st_uid - real.lease.uid_first < LEASE_BLOCK)
-            n += !real_has_ended((pid_t)pid);
-    }
-    return n;
-}
-
-static void assert_clean(void)
-{
-    assert_int_equal(entries("pool/sandboxes"), 0);
-    assert_int_equal(entries("pool/building"), 0);
-    assert_int_equal(entries("pool/trash"), 0);
-    assert_int_equal(entries("privd/sandboxes"), 0);
-    assert_int_equal(entries("privd/builds"), 0);
-    /* A child that the broker had just cloned when it was killed ends by itself, at its gate. */
-    int64_t deadline = clock_mono_ns() + 5 * CLOCK_NS_PER_S;
-    while (leased_processes() > 0 && clock_mono_ns() < deadline)
-        (void)poll(NULL, 0, 5);
-    assert_int_equal(leased_processes(), 0);
-    AUTO_FREE char *groups = str_printf("/sys/fs/cgroup/*/space-%s/sb_*", real.lease.server_id);
-    glob_t g;
-    assert_int_equal(glob(groups, 0, NULL, &g), GLOB_NOMATCH);
-}
-
 static struct broker_vmm cold(const char *id)
 {
     return (struct broker_vmm){
@@ -147,7 +101,7 @@ static void test_kill_at_any_moment(void **state)
         CALL(&real, &list, 30, broker_sandbox_list, on_list, &list);
         found += (unsigned)list.count;
         remove_all();
-        assert_clean();
+        real_assert_clean(&real);
     }
     (void)close(pipe_fds[0]);
     (void)close(pipe_fds[1]);
@@ -200,7 +154,7 @@ static void test_spaced_dies(void **state)
     CALL(&real, &a, 20, broker_sandbox_remove, id, on_done, &a);
     assert_answer(&a);
     assert_int_equal(poll(&f, 1, 0), 1);
-    assert_clean();
+    real_assert_clean(&real);
 }
 
 /* Requests about different sandboxes overlap, those about one keep their order. */
@@ -228,7 +182,7 @@ static void test_many_at_once(void **state)
     }
     print_message("%d sandboxes prepared and removed in %.0f ms\n", MANY,
                   (double)(clock_mono_ns() - began) / 1e6);
-    assert_clean();
+    real_assert_clean(&real);
 }
 
 /* After a reboot the pool is not mounted and /run is empty: disks are there, under the same uids. */
@@ -261,7 +215,7 @@ static void test_after_a_reboot(void **state)
     assert_int_equal(before.st_uid, after.st_uid);
     CALL(&real, &a, 10, broker_sandbox_remove, id, on_done, &a);
     assert_answer(&a);
-    assert_clean();
+    real_assert_clean(&real);
 }
 
 /* The block went to another server meanwhile: the disk follows to a uid of the new one. */
@@ -313,7 +267,7 @@ static void test_another_block(void **state)
     assert_int_equal(st.st_gid, real.lease.uid_first);
     CALL(&real, &a, 10, broker_sandbox_remove, id, on_done, &a);
     assert_answer(&a);
-    assert_clean();
+    real_assert_clean(&real);
     assert_ok(privd_lease_release(other, &err), &err);
     assert_ok(fs_remove_tree(AT_FDCWD, other, &err), &err);
     free(other);

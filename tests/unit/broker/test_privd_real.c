@@ -420,17 +420,6 @@ static void test_restore_maps_privately(void **state)
     assert_true(real_has_ended(i.pid));
 }
 
-static unsigned entries(const char *path)
-{
-    AUTO_CLOSEDIR DIR *d = opendir(path);
-    assert_non_null(d);
-    unsigned n = 0;
-    struct dirent *e;
-    while ((e = readdir(d)))
-        n += e->d_name[0] != '.';
-    return n;
-}
-
 /* Messages no client would send: each is answered as far as it can be, and the next one is served. */
 static void test_malformed_requests(void **state)
 {
@@ -537,10 +526,8 @@ static void test_nothing_is_left(void **state)
     assert_answer(&a);
     CALL(&real, &a, 5, broker_sandbox_list, on_list, &a);
     assert_int_equal(a.count, 0);
-    AUTO_FREE char *sandboxes = str_printf("%s/pool/sandboxes", real.dir);
-    AUTO_FREE char *records = str_printf("%s/privd/sandboxes", real.dir);
-    assert_int_equal(entries(records), 0);
-    assert_int_equal(entries(sandboxes), 0);
+    assert_int_equal(real_entries(&real, "privd/sandboxes"), 0);
+    assert_int_equal(real_entries(&real, "pool/sandboxes"), 0);
     AUTO_FREE char *groups = str_printf("/sys/fs/cgroup/*/space-%s/sb_*", real.lease.server_id);
     glob_t g;
     assert_int_equal(glob(groups, 0, NULL, &g), GLOB_NOMATCH);

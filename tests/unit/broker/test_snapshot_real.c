@@ -270,24 +270,6 @@ static void assert_same_memory(pid_t pid, const char *sn)
     }
 }
 
-static unsigned entries(const char *name)
-{
-    AUTO_FREE char *path = str_printf("%s/%s", real.dir, name);
-    AUTO_CLOSEDIR DIR *d = opendir(path);
-    assert_non_null(d);
-    unsigned n = 0;
-    struct dirent *e;
-    while ((e = readdir(d)))
-        n += e->d_name[0] != '.';
-    return n;
-}
-
-static void on_bytes(void *arg, const struct error *err, uint64_t bytes)
-{
-    ((struct answer *)arg)->bytes = bytes;
-    answer_error(arg, err);
-}
-
 static double ms_since(int64_t began)
 {
     return (double)(clock_mono_ns() - began) / 1e6;
@@ -449,8 +431,8 @@ static void test_chain_is_exact(void **state)
     assert_answer(&a);
     CALL(&real, &a, 15, broker_snapshot_remove, sn[LINKS - 1], on_done, &a); /* absent */
     assert_answer(&a);
-    assert_int_equal(entries("pool/snapshots"), 1);
-    assert_int_equal(entries("pool/trash"), 0);
+    assert_int_equal(real_entries(&real, "pool/snapshots"), 1);
+    assert_int_equal(real_entries(&real, "pool/trash"), 0);
 }
 
 /* Suspend as spaced does it: seal, park, start again from the image with the disk that stayed. */
@@ -481,7 +463,7 @@ static void test_suspend_and_restore(void **state)
     struct stat st;
     assert_int_equal(stat(disk, &st), 0);
     assert_int_equal(st.st_uid, 0);
-    assert_int_equal(entries(dir), 1);
+    assert_int_equal(real_entries(&real, dir), 1);
     /* It is parked for the next broker too. */
     real_close(&real);
     real_open(&real);
@@ -687,9 +669,9 @@ static void test_vmm_ends_in_between(void **state)
     assert_answer(&a);
     CALL(&real, &a, 15, broker_snapshot_remove, first_sn, on_done, &a);
     assert_answer(&a);
-    assert_int_equal(entries("pool/snapshots"), 0);
-    assert_int_equal(entries("pool/sandboxes"), 0);
-    assert_int_equal(entries("pool/trash"), 0);
+    assert_int_equal(real_entries(&real, "pool/snapshots"), 0);
+    assert_int_equal(real_entries(&real, "pool/sandboxes"), 0);
+    assert_int_equal(real_entries(&real, "pool/trash"), 0);
 }
 
 int main(void)
