@@ -22,7 +22,7 @@ static void put_sync(struct buf *to)
 {
     unsigned char record[PROTO_SYNC_SIZE];
     struct proto_sync s = {
-        .epoch = EPOCH, .version_low = 1, .version_high = 1, .payload_max = PROTO_PAYLOAD_MAX};
+        .epoch = EPOCH, .version_low = 1, .version_high = PROTO_VERSION, .payload_max = PROTO_PAYLOAD_MAX};
     proto_sync_put(record, &s);
     (void)buf_append(to, record, sizeof(record));
 }

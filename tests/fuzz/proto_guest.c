@@ -90,6 +90,7 @@ static void begin(struct world *w, struct loop *l)
     w->g->link = LINK_READY; /* as after HELLO */
     w->g->was_ready = true;
     w->g->epoch = EPOCH;
+    w->g->version = PROTO_VERSION;
     w->g->tag = proto_epoch_tag(EPOCH);
     if (guest_process_start(w->g, &x, &process, w, &w->p, &e) < 0 ||
         guest_file_read(w->g, NULL, "/r", 0, 100, &reads, w, &w->read, &e) < 0 ||
@@ -101,6 +102,7 @@ static void begin(struct world *w, struct loop *l)
     guest_file_commit(w->write);
     guest_process_pump(w->p);
     guest_file_pump(w->write);
+    guest_quiesce(w->g, 1000, on_done, w);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)

@@ -4,7 +4,7 @@
  *   guestctl SOCKET exec [-i] [-t] [-u USER] [-d CWD] [-T TIMEOUT_MS] [-r COUNT] ARGV...
  *   guestctl SOCKET sh TEXT
  *   guestctl SOCKET flood ARGV...            counts and times the output instead of writing it
- *   guestctl SOCKET read PATH | write PATH | stat PATH | rm PATH | mkdir PATH | sync | shutdown
+ *   guestctl SOCKET read PATH | write PATH | stat PATH | rm PATH | mkdir PATH | sync | quiesce | shutdown
  *
  * Exit status: the command's for exec and sh, else 0, or 1 with the error on standard error. */
 #include <errno.h>
@@ -298,6 +298,11 @@ static void do_sync(struct ctl *c)
     guest_sync(c->g, on_done, c);
 }
 
+static void do_quiesce(struct ctl *c)
+{
+    guest_quiesce(c->g, 2000, on_done, c);
+}
+
 static void do_shutdown(struct ctl *c)
 {
     guest_shutdown(c->g, 1000, on_done, c);
@@ -308,12 +313,10 @@ static const struct command {
     unsigned args;
     void (*run)(struct ctl *c);
 } commands[] = {
-    {"identify", 0, do_identify}, {"exec", 1, do_exec},
-    {"sh", 1, do_shell},          {"flood", 1, do_flood},
-    {"read", 1, do_read},         {"write", 1, do_write},
-    {"stat", 1, do_stat},         {"rm", 1, do_rm},
-    {"mkdir", 1, do_mkdir},       {"sync", 0, do_sync},
-    {"shutdown", 0, do_shutdown},
+    {"identify", 0, do_identify}, {"exec", 1, do_exec},       {"sh", 1, do_shell},
+    {"flood", 1, do_flood},       {"read", 1, do_read},       {"write", 1, do_write},
+    {"stat", 1, do_stat},         {"rm", 1, do_rm},           {"mkdir", 1, do_mkdir},
+    {"sync", 0, do_sync},         {"quiesce", 0, do_quiesce}, {"shutdown", 0, do_shutdown},
 };
 
 static void on_ready(struct guest *g, void *arg)
