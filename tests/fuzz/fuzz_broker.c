@@ -21,6 +21,10 @@ static void try_request(const uint8_t *data, size_t size, unsigned fd_count)
             abort();
         if (q->sandbox_id[0] && !protocol_sandbox_id(q->sandbox_id))
             abort();
+        if (q->snapshot_id[0] && !protocol_snapshot_id(q->snapshot_id))
+            abort();
+        if (q->source_id[0] && !protocol_snapshot_id(q->source_id))
+            abort();
         if (strchr(q->key, '/') || strchr(q->digest, '/') || strchr(q->platform, '/') ||
             strchr(q->suite, '/'))
             abort();
