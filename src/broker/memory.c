@@ -213,13 +213,11 @@ static int by_page(const void *a, const void *b)
 static int check_areas(const struct memory_vmm *v, struct areas *a, struct error *err)
 {
     uint64_t page = 0;
+    size_t i = 0;
     qsort(a->list, a->count, sizeof(*a->list), by_page);
-    for (size_t i = 0; i < a->count; i++) {
-        if (a->list[i].page != page)
-            break;
+    for (; i < a->count && a->list[i].page == page; i++)
         page += (a->list[i].end - a->list[i].start) / MEMORY_PAGE;
-    }
-    if (page != v->bytes / MEMORY_PAGE)
+    if (i < a->count || page != v->bytes / MEMORY_PAGE)
         return error_set(err, ERROR_CONFLICT, "the VMM does not map its memory whole, and once");
     return 0;
 }

@@ -1,0 +1,251 @@
+/* Memory of a process as a snapshot takes it: this process stands for the VMM. Root only: what a mapping maps
+ * is asked of the kernel through map_files. */
+#include "unit.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+
+#include "base/cleanup.h"
+#include "broker/memory.h"
+
+enum { PAGES = 64 };
+#define BYTES ((size_t)PAGES * MEMORY_PAGE)
+
+struct fixture {
+    int file;
+    int pidfd;
+    unsigned char *at;
+};
+
+static struct memory_vmm target(const struct fixture *f, int base_fd)
+{
+    return (struct memory_vmm){.pid = getpid(), .pidfd = f->pidfd, .base_fd = base_fd, .bytes = BYTES};
+}
+
+static int setup(void **state)
+{
+    struct fixture *f = calloc(1, sizeof(*f));
+    char path[] = "/tmp/space-memory-XXXXXX";
+    f->file = mkstemp(path);
+    assert_true(f->file >= 0);
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(ftruncate(f->file, (off_t)BYTES), 0);
+    assert_int_equal(pwrite(f->file, "base", 4, 5 * MEMORY_PAGE), 4);
+    f->pidfd = (int)syscall(SYS_pidfd_open, getpid(), 0);
+    assert_true(f->pidfd >= 0);
+    f->at = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE, f->file, 0);
+    assert_true(f->at != MAP_FAILED);
+    *state = f;
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    struct fixture *f = *state;
+    (void)munmap(f->at, BYTES);
+    (void)close(f->file);
+    (void)close(f->pidfd);
+    free(f);
+    return 0;
+}
+
+static unsigned char *page(const struct fixture *f, unsigned n)
+{
+    return f->at + (size_t)n * MEMORY_PAGE;
+}
+
+/* Scans both ways and expects these pages. */
+static void expect(struct memory_vmm v, const uint32_t *numbers, size_t count, struct memory_map *ret)
+{
+    for (int plain = 1; plain >= 0; plain--) {
+        struct error err = ERROR_INIT;
+        struct memory_map m = {0};
+        uint32_t got[PAGES];
+        v.plain = plain;
+        assert_ok(memory_scan(&v, &m, &err), &err);
+        assert_int_equal(m.pages, count);
+        memory_numbers(&m, 0, count, got);
+        for (size_t i = 0; i < count; i++)
+            assert_int_equal(got[i], numbers[i]);
+        if (plain)
+            memory_map_finish(&m);
+        else
+            *ret = m;
+    }
+}
+
+static int scan(const struct memory_vmm *v)
+{
+    struct error err = ERROR_INIT;
+    struct memory_map m = {0};
+    int rc = memory_scan(v, &m, &err);
+    memory_map_finish(&m);
+    return rc;
+}
+
+static void test_changed_pages(void **state)
+{
+    struct fixture *f = *state;
+    struct memory_map m = {0};
+    struct error err = ERROR_INIT;
+    unsigned char content[4 * MEMORY_PAGE];
+    volatile unsigned char read_only = *page(f, 5); /* reading makes no page its own */
+    assert_int_equal(read_only, 'b');
+    expect(target(f, f->file), NULL, 0, &m);
+    memory_map_finish(&m);
+    const uint32_t numbers[] = {0, 7, 8, PAGES - 1};
+    for (size_t i = 0; i < ARRAY_LEN(numbers); i++)
+        memset(page(f, numbers[i]), (int)i + 1, MEMORY_PAGE);
+    struct memory_vmm v = target(f, f->file);
+    expect(v, numbers, ARRAY_LEN(numbers), &m);
+    assert_int_equal(m.count, 3); /* runs */
+    assert_ok(memory_read(&v, &m, 0, 4, content, &err), &err);
+    for (size_t i = 0; i < 4; i++)
+        assert_memory_equal(content + i * MEMORY_PAGE, page(f, numbers[i]), MEMORY_PAGE);
+    assert_ok(memory_read(&v, &m, 2, 2, content, &err), &err); /* from the middle of a run */
+    assert_memory_equal(content, page(f, 8), MEMORY_PAGE);
+    assert_memory_equal(content + MEMORY_PAGE, page(f, PAGES - 1), MEMORY_PAGE);
+    assert_int_equal(memory_read(&v, &m, 3, 2, content, &err), ERROR_INTERNAL); /* more than there are */
+    memory_map_finish(&m);
+}
+
+/* The kernel may hold one mapping as several. */
+static void test_split_mapping(void **state)
+{
+    struct fixture *f = *state;
+    struct memory_map m = {0};
+    assert_int_equal(madvise(page(f, 10), 3 * MEMORY_PAGE, MADV_DONTFORK), 0);
+    const uint32_t numbers[] = {9, 10, 11, 12, 13};
+    for (size_t i = 0; i < ARRAY_LEN(numbers); i++)
+        *page(f, numbers[i]) = 'x';
+    expect(target(f, f->file), numbers, ARRAY_LEN(numbers), &m);
+    memory_map_finish(&m);
+}
+
+/* An address space that is not what a VMM's looks like. */
+static void test_odd_mappings(void **state)
+{
+    struct fixture *f = *state;
+    struct memory_vmm v = target(f, f->file);
+    assert_int_equal(mprotect(page(f, 3), MEMORY_PAGE, PROT_READ), 0);
+    assert_int_equal(scan(&v), ERROR_CONFLICT); /* a part is missing */
+    assert_int_equal(mprotect(page(f, 3), MEMORY_PAGE, PROT_READ | PROT_WRITE), 0);
+    assert_int_equal(scan(&v), 0);
+    unsigned char *twice = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE, f->file, 0);
+    assert_int_equal(scan(&v), ERROR_CONFLICT);
+    assert_int_equal(munmap(twice, BYTES), 0);
+    unsigned char *one = mmap(NULL, MEMORY_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE, f->file, 0);
+    assert_int_equal(scan(&v), ERROR_CONFLICT);
+    assert_int_equal(munmap(one, MEMORY_PAGE), 0);
+    unsigned char *beyond = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE, f->file, (off_t)BYTES / 2);
+    assert_int_equal(scan(&v), ERROR_CONFLICT);
+    assert_int_equal(munmap(beyond, BYTES), 0);
+    unsigned char *shared = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, f->file, 0);
+    assert_int_equal(scan(&v), 0); /* not what is looked for */
+    assert_int_equal(munmap(shared, BYTES), 0);
+    v.bytes *= 2;
+    assert_int_equal(scan(&v), ERROR_CONFLICT);
+    v.bytes /= 4;
+    assert_int_equal(scan(&v), ERROR_CONFLICT);
+}
+
+/* Between the scan and the read the VMM takes a page away, or makes it unreadable. */
+static void test_pages_that_go(void **state)
+{
+    struct fixture *f = *state;
+    struct memory_vmm v = target(f, f->file);
+    struct memory_map m = {0};
+    struct error err = ERROR_INIT;
+    unsigned char content[3 * MEMORY_PAGE];
+    for (unsigned i = 20; i < 23; i++)
+        *page(f, i) = 'x';
+    assert_ok(memory_scan(&v, &m, &err), &err);
+    assert_int_equal(mprotect(page(f, 21), MEMORY_PAGE, PROT_NONE), 0);
+    assert_int_equal(memory_read(&v, &m, 0, 3, content, &err), ERROR_INTERNAL);
+    assert_int_equal(munmap(page(f, 21), MEMORY_PAGE), 0);
+    assert_int_equal(memory_read(&v, &m, 0, 3, content, &err), ERROR_INTERNAL);
+    memory_map_finish(&m);
+}
+
+/* Anonymous memory between others that touch it. */
+static void test_anonymous(void **state)
+{
+    struct fixture *f = *state;
+    struct memory_vmm v = target(f, -1);
+    struct memory_map m = {0};
+    struct error err = ERROR_INIT;
+    enum { SIZE = 37 * 1024 * 1024, NEXT = 1 << 20 };
+    v.bytes = SIZE;
+    assert_int_equal(scan(&v), ERROR_CONFLICT); /* none */
+    unsigned char *all =
+        mmap(NULL, SIZE + 2 * NEXT, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    assert_true(all != MAP_FAILED);
+    unsigned char *memory = all + NEXT;
+    assert_int_equal(madvise(memory, SIZE, MADV_DONTFORK), 0);
+    assert_int_equal(madvise(memory, SIZE, MADV_NOHUGEPAGE), 0);
+    memory[0] = memory[SIZE - 1] = 1;
+    volatile unsigned char zero = memory[100 * MEMORY_PAGE]; /* the kernel's own zero page */
+    assert_int_equal(zero, 0);
+    for (int plain = 0; plain < 2; plain++) {
+        v.plain = plain;
+        assert_ok(memory_scan(&v, &m, &err), &err);
+        assert_int_equal(m.runs[0].address, (uintptr_t)memory);
+        assert_int_equal(m.runs[m.count - 1].page, SIZE / MEMORY_PAGE - 1);
+        assert_true(m.pages == 2 || (plain && m.pages == 3));
+        memory_map_finish(&m);
+    }
+    unsigned char *other = mmap(NULL, SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    assert_int_equal(madvise(other, SIZE, MADV_NOHUGEPAGE), 0);
+    assert_int_equal(scan(&v), ERROR_CONFLICT); /* which of the two? */
+    assert_int_equal(munmap(other, SIZE), 0);
+    assert_int_equal(munmap(all, SIZE + 2 * NEXT), 0);
+}
+
+/* Whatever is found of a process that has ended is nobody's. */
+static void test_process_that_ended(void **state)
+{
+    struct fixture *f = *state;
+    struct memory_map m = {0};
+    struct error err = ERROR_INIT;
+    unsigned char content[MEMORY_PAGE];
+    *page(f, 1) = 'x';
+    pid_t pid = fork();
+    if (pid == 0) {
+        (void)pause();
+        _exit(0);
+    }
+    int pidfd = (int)syscall(SYS_pidfd_open, pid, 0);
+    struct memory_vmm v = {.pid = pid, .pidfd = pidfd, .base_fd = f->file, .bytes = BYTES};
+    assert_ok(memory_scan(&v, &m, &err), &err);
+    assert_int_equal(m.pages, 1);
+    assert_ok(memory_read(&v, &m, 0, 1, content, &err), &err);
+    assert_int_equal(kill(pid, SIGKILL), 0);
+    siginfo_t info;
+    assert_int_equal(waitid(P_PID, (id_t)pid, &info, WEXITED | WNOWAIT), 0);
+    assert_int_equal(memory_read(&v, &m, 0, 1, content, &err), ERROR_NOT_FOUND);
+    memory_map_finish(&m);
+    assert_int_equal(memory_scan(&v, &m, &err), ERROR_NOT_FOUND);
+    assert_int_equal(waitpid(pid, NULL, 0), pid);
+    assert_int_equal(memory_scan(&v, &m, &err), ERROR_NOT_FOUND);
+    (void)close(pidfd);
+}
+
+int main(void)
+{
+    if (geteuid() != 0) {
+        print_message("skipped: needs root to ask what a mapping maps\n");
+        return 77;
+    }
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_changed_pages, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_split_mapping, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_odd_mappings, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_pages_that_go, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_anonymous, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_process_that_ended, setup, teardown),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
