@@ -120,7 +120,7 @@ static bool make_room(struct sandboxes *s, uint64_t mib)
         if (!sb)
             return false;
         mib = short_by(mib, sb->shape.memory_mib);
-        policy_ask(s, sb, SANDBOX_SUSPEND, "memory is short");
+        policy_ask(s, sb, SANDBOX_SUSPEND, POLICY_MEMORY);
     }
     return true;
 }

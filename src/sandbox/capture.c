@@ -530,6 +530,7 @@ int sandboxes_snapshot(struct sandboxes *s, struct sandbox *sb, const json_t *bo
 {
     const char *name = "";
     enum broker_snapshot_kind kind = BROKER_SNAPSHOT_FULL;
+    sandbox_touch(s, sb);
     int rc = read_body(body, &name, &kind, err);
     if (rc == 0)
         rc = check_state(s, sb, kind, err);

@@ -166,7 +166,7 @@ static void remember(struct sandboxes *s, struct sandbox *sb, enum sandbox_state
                      const char *reason)
 {
     struct transition *t = &sb->history[sb->history_count++ % HISTORY_MAX];
-    *t = (struct transition){.at_ms = now_ms(s), .from = from, .to = to, .reason = reason};
+    *t = (struct transition){.at_ms = now_ms(s), .from = from, .to = to, .why = sb->why, .reason = reason};
     (void)str_copy(t->operation_id, sizeof(t->operation_id), sandbox_operation_id(sb));
 }
 
@@ -179,6 +179,8 @@ bool sandbox_move(struct sandboxes *s, struct sandbox *sb, enum sandbox_state to
             sandbox_state_name(from), sandbox_state_name(to));
         return false;
     }
+    if (sb->why != POLICY_NONE)
+        reason = policy_reason(sb->why);
     LOG(LOG_INFO, "sandbox moved", "sandbox=%s operation=%s from=%s to=%s reason=" LOG_Q, sb->id,
         sb->op ? sb->op->id : "-", sandbox_state_name(from), sandbox_state_name(to), reason);
     sb->state = to;

@@ -435,6 +435,8 @@ int sandboxes_fork(struct sandboxes *s, struct sandbox *sb, const json_t *body, 
     struct fork *f = NULL;
     struct sandbox **made = NULL;
     bool live = sb->state != SANDBOX_SUSPENDED;
+    /* It is in use, and must not be what makes room for its own children. */
+    sandbox_touch(s, sb);
     int rc = read_body(s, sb, rest, body ? body : none, &spec, err);
     if (rc == 0)
         rc = check(s, sb, spec.count, err);

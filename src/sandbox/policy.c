@@ -38,19 +38,34 @@ bool policy_asked(const struct sandbox *sb, enum sandbox_verb verb, int64_t now)
            now < sb->asked_ms + ASK_AGAIN_MS;
 }
 
-void policy_ask(struct sandboxes *s, struct sandbox *sb, enum sandbox_verb verb, const char *why)
+const char *policy_reason(enum policy_why why)
+{
+    static const char *const reasons[POLICY_WHYS] = {
+        [POLICY_IDLE] = "the sandbox was idle",
+        [POLICY_LIFETIME] = "its maximum lifetime is over",
+        [POLICY_MEMORY] = "memory was short and nobody used it",
+        [POLICY_USE] = "it was needed while it slept",
+        [POLICY_DESIRED] = "its desired state is another",
+        [POLICY_FAILED] = "the time failed sandboxes are kept is over",
+    };
+    return (unsigned)why < POLICY_WHYS ? reasons[why] : NULL;
+}
+
+void policy_ask(struct sandboxes *s, struct sandbox *sb, enum sandbox_verb verb, enum policy_why why)
 {
     struct operation *op;
     bool already;
     struct error err = ERROR_INIT;
     int64_t active_ms = sb->active_ms;
+    sb->why = why;
     int rc = sandboxes_verb(s, sb, verb, &op, &already, &err);
+    sb->why = POLICY_NONE;
     sb->active_ms = active_ms; /* a verb is activity when somebody else asks for it */
     sb->asked_ms = now_ms(s);
     sb->asked = verb;
     sb->asleep = rc == 0 && (verb == SANDBOX_PAUSE || verb == SANDBOX_SUSPEND);
     LOG(rc < 0 ? LOG_DEBUG : LOG_INFO, "policy acts", "sandbox=%s operation=%s verb=%s reason=" LOG_Q, sb->id,
-        rc < 0 ? "-" : operation_id(op), sandbox_verb_name(verb), rc < 0 ? err.message : why);
+        rc < 0 ? "-" : operation_id(op), sandbox_verb_name(verb), rc < 0 ? err.message : policy_reason(why));
 }
 
 /* --- lifetime --- */
@@ -99,7 +114,7 @@ static bool look_at_lifetime(struct sandboxes *s, struct sandbox *sb, int64_t no
     struct lifecycle *l = &sb->lifecycle;
     bool over = sb->expires_ms > 0 && now >= sb->expires_ms && sb->state != SANDBOX_DELETING;
     if (over && (!l->expiry_suspends || l->expired)) {
-        policy_ask(s, sb, SANDBOX_DELETE, "the maximum lifetime is over");
+        policy_ask(s, sb, SANDBOX_DELETE, POLICY_LIFETIME);
         return true;
     }
     if (!sandbox_state_settled(sb->state) || sb->step != STEP_NONE)
@@ -108,7 +123,7 @@ static bool look_at_lifetime(struct sandboxes *s, struct sandbox *sb, int64_t no
         expire(s, sb, now);
     bool awake = sb->state == SANDBOX_RUNNING || sb->state == SANDBOX_PAUSED;
     if (l->expired && awake && !policy_asked(sb, SANDBOX_SUSPEND, now))
-        policy_ask(s, sb, SANDBOX_SUSPEND, "the maximum lifetime is over");
+        policy_ask(s, sb, SANDBOX_SUSPEND, POLICY_LIFETIME);
     return false;
 }
 
@@ -147,12 +162,12 @@ static void look_at_idle(struct sandboxes *s, struct sandbox *sb, int64_t now)
         sandbox_touch(s, sb);
         if (sb->asleep && sb->lifecycle.auto_wake && sb->state != SANDBOX_RUNNING &&
             !policy_asked(sb, SANDBOX_WAKE, now))
-            policy_ask(s, sb, SANDBOX_WAKE, "it is in use");
+            policy_ask(s, sb, SANDBOX_WAKE, POLICY_USE);
         return;
     }
     enum on_idle action = due(&sb->lifecycle, now - sb->active_ms);
     if (action > reached(sb->state) && !policy_asked(sb, verbs[action], now))
-        policy_ask(s, sb, verbs[action], "idle");
+        policy_ask(s, sb, verbs[action], POLICY_IDLE);
 }
 
 /* --- desired state --- */
@@ -169,7 +184,7 @@ static void converge(struct sandboxes *s, struct sandbox *sb, int64_t now)
         return;
     bool goal = sandbox_state_settled(sb->desired) && sb->desired != SANDBOX_FAILED;
     if (goal && !policy_asked(sb, verbs[sb->desired], now))
-        policy_ask(s, sb, verbs[sb->desired], "desired state");
+        policy_ask(s, sb, verbs[sb->desired], POLICY_DESIRED);
 }
 
 /* --- the tick --- */
@@ -200,7 +215,7 @@ static void sweep(struct sandboxes *s, struct call *c)
                 sandbox_forget(s, sb);
         } else if (sb->state == SANDBOX_FAILED) {
             if (sb->ended_ms <= oldest || (sb->expires_ms > 0 && now >= sb->expires_ms))
-                policy_ask(s, sb, SANDBOX_DELETE, "failed long enough ago");
+                policy_ask(s, sb, SANDBOX_DELETE, POLICY_FAILED);
         } else {
             look_at(s, sb, now);
         }

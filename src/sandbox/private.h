@@ -129,9 +129,22 @@ struct patch_spec {
     struct lifecycle lifecycle;
 };
 
+/* Why a verb was begun that no client asked for. */
+enum policy_why {
+    POLICY_NONE, /* somebody did */
+    POLICY_IDLE,
+    POLICY_LIFETIME,
+    POLICY_MEMORY,
+    POLICY_USE,
+    POLICY_DESIRED,
+    POLICY_FAILED,
+    POLICY_WHYS
+};
+
 struct transition {
     int64_t at_ms;
     enum sandbox_state from, to;
+    enum policy_why why;
     const char *reason; /* of the table */
     char operation_id[ID_SIZE];
 };
@@ -250,7 +263,8 @@ struct sandbox {
     int64_t saved_active_ms;
     int64_t asked_ms; /* when policy last asked for a verb, and for which */
     enum sandbox_verb asked;
-    bool asleep; /* by policy: may be woken by whoever is attached still */
+    bool asleep;         /* by policy: may be woken by whoever is attached still */
+    enum policy_why why; /* while a verb is being begun */
     void (*begin)(struct sandboxes *s, struct call *c); /* STEP_ROOM: what is waiting */
     struct sandbox_ready *waiting;
     char **text; /* cached answer; *text NULL: make it anew. Its own memory, so that readers may be const */
@@ -554,7 +568,8 @@ int verb_begin(struct sandboxes *s, struct sandbox *sb, enum sandbox_verb verb, 
 void policy_tick(struct loop_timer *t);
 void policy_limits(struct sandboxes *s, struct sandbox *sb); /* expires_ms from the lifecycle */
 /* A verb that nobody else asked for: no activity. What comes of it is logged. */
-void policy_ask(struct sandboxes *s, struct sandbox *sb, enum sandbox_verb verb, const char *why);
+void policy_ask(struct sandboxes *s, struct sandbox *sb, enum sandbox_verb verb, enum policy_why why);
+const char *policy_reason(enum policy_why why); /* in words; NULL for none */
 /* It was asked for a moment ago and nobody has used the sandbox since: it did not work. */
 bool policy_asked(const struct sandbox *sb, enum sandbox_verb verb, int64_t now);
 /* After a move: a sandbox that was kept suspended after its lifetime and runs again gets a new one. The

@@ -75,7 +75,10 @@ static void wake(struct sandbox_ready *w)
     } else if (w->woke && operation_failed(w->woke)) {
         not_woken(w);
     } else if (w->sb->step == STEP_NONE) {
-        if (verb_begin(w->sb->all, w->sb, SANDBOX_WAKE, &op, &err) < 0)
+        w->sb->why = POLICY_USE;
+        int rc = verb_begin(w->sb->all, w->sb, SANDBOX_WAKE, &op, &err);
+        w->sb->why = POLICY_NONE;
+        if (rc < 0)
             finish(w, &err);
         else
             waits_for(w, op);

@@ -142,8 +142,8 @@ static json_t *stored_history(const struct sandbox *sb)
     for (unsigned i = history_start(sb); i < sb->history_count; i++) {
         const struct transition *t = &sb->history[i % HISTORY_MAX];
         (void)json_array_append_new(
-            list, json_made(json_pack("[I,s,s,s]", (json_int_t)t->at_ms, sandbox_state_name(t->from),
-                                      sandbox_state_name(t->to), t->operation_id)));
+            list, json_made(json_pack("[I,s,s,s,s]", (json_int_t)t->at_ms, sandbox_state_name(t->from),
+                                      sandbox_state_name(t->to), t->operation_id, t->why ? t->reason : "")));
     }
     return list;
 }
@@ -247,6 +247,15 @@ static bool load_lifecycle(const json_t *body, struct lifecycle *l)
     return load_on_idle(json_object_get(from, "on_idle"), l);
 }
 
+/* Why policy made a move, from its words. */
+static enum policy_why why_of(const char *words)
+{
+    for (int i = POLICY_NONE + 1; words && i < POLICY_WHYS; i++)
+        if (strcmp(policy_reason((enum policy_why)i), words) == 0)
+            return (enum policy_why)i;
+    return POLICY_NONE;
+}
+
 static void load_history(struct sandbox *sb, const json_t *list)
 {
     size_t i;
@@ -259,7 +268,8 @@ static void load_history(struct sandbox *sb, const json_t *list)
             !sandbox_state_parse(json_string_value(json_array_get(t, 2)), &to->to))
             continue;
         /* The words may have changed since; a move that is no longer in the table keeps its place. */
-        to->reason = sandbox_state_reason(to->from, to->to);
+        to->why = why_of(json_string_value(json_array_get(t, 4)));
+        to->reason = to->why ? policy_reason(to->why) : sandbox_state_reason(to->from, to->to);
         if (!to->reason)
             to->reason = "by an earlier version";
         const char *op = json_string_value(json_array_get(t, 3));

@@ -137,6 +137,7 @@ int sandboxes_rollback(struct sandboxes *s, struct sandbox *sb, const json_t *bo
                        struct error *err)
 {
     struct snapshot *sn = NULL;
+    sandbox_touch(s, sb);
     int rc = find(s, sb, body, &sn, err);
     if (rc == 0 && sb->op && strcmp(sb->rollback, sn->id) == 0) {
         *ret_op = sb->op;

@@ -382,6 +382,26 @@ static void test_deleted_and_restarted_while_it_waits(void **state)
     (void)one;
 }
 
+/* A fork makes room with others, never with its parent. */
+static void test_fork_does_not_suspend_its_parent(void **state)
+{
+    struct world *w = pressed(state, 600);
+    struct error err = ERROR_INIT;
+    struct operation *op = NULL;
+    const char *parent = new_with(w, WAKES);
+    const char *other = new_with(w, WAKES);
+    world_now += 60 * 1000;
+    sandbox_touch(w->all, sandboxes_find(w->all, other));
+    world_now += 60 * 1000; /* the parent is the one idle for longest */
+    assert_ok(sandboxes_fork(w->all, sandboxes_find(w->all, parent), NULL, &op, &err), &err);
+    char op_id[ID_SIZE];
+    (void)str_copy(op_id, sizeof(op_id), operation_id(op));
+    assert_int_equal(world_state(w, other), SANDBOX_SUSPENDING);
+    world_until(w, strcmp(world_op(w, op_id), "succeeded") == 0);
+    assert_int_equal(world_state(w, parent), SANDBOX_RUNNING);
+    assert_int_equal(world_state(w, other), SANDBOX_SUSPENDED);
+}
+
 /* The count is no matter of memory. */
 static void test_number_is_refused_all_the_same(void **state)
 {
@@ -416,6 +436,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_wake_makes_room_and_gives_up, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_deleted_and_restarted_while_it_waits, world_setup,
                                         world_teardown),
+        cmocka_unit_test_setup_teardown(test_fork_does_not_suspend_its_parent, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_number_is_refused_all_the_same, world_setup, world_teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
