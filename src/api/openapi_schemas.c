@@ -73,7 +73,8 @@ static const struct {
     {"SandboxOperation", "{'type':'object','required':['sandbox','operation'],'properties':{'sandbox':" REF(
                              "Sandbox") ",'operation':" REF("Operation") "}}"},
     {"Transition", "{'type':'object','required':['at','from','to','reason'],'properties':{'at':" TIME
-                   ",'from':" REF("State") ",'to':" REF("State") ",'reason':" STRING "}}"},
+                   ",'from':" REF("State") ",'to':" REF("State") ",'reason':" STRING
+                                                                 ",'operation_id':" STRING_OR_NULL "}}"},
     {"TransitionList", LIST("Transition")},
     {"Snapshot",
      "{'type':'object','required':['id','sandbox_id','name','kind','state','template','resources',"

@@ -89,8 +89,9 @@ int cmd_ls(struct cli *c)
 /* How the sandbox came to its state, below it; one that is gone by now has no history left. */
 static int print_history(struct cli *c, const char *id, struct error *err)
 {
-    static const struct cli_column columns[] = {
-        {"TIME", "at"}, {"FROM", "from"}, {"TO", "to"}, {"REASON", "reason"}, {NULL, NULL}};
+    static const struct cli_column columns[] = {{"TIME", "at"},       {"FROM", "from"},
+                                                {"TO", "to"},         {"OPERATION", "operation_id"},
+                                                {"REASON", "reason"}, {NULL, NULL}};
     json_t *history = NULL;
     int rc = cli_call(c, "GET", client_path("/v1/sandboxes/%s/history", id), NULL, &history, err);
     const json_t *items = json_object_get(history, "items");

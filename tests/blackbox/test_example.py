@@ -32,6 +32,15 @@ class FirstSandbox(SpaceTest):
         self.assertIn("exit", done.stdout)
 
     @limit(200)
+    def test_suspend(self):
+        run_dir, done = self.run_example("--cleanup=suspend")
+        self.assertEqual(done.returncode, 0, done)
+        with open(os.path.join(run_dir, "sandbox.json"), encoding="utf-8") as text:
+            path = f"/v1/sandboxes/{json.load(text)['id']}"
+        self.addCleanup(self.api.call, "DELETE", path)
+        self.assertEqual(self.api.get(path)["state"], "suspended")
+
+    @limit(200)
     def test_keep(self):
         before = {one["id"] for one in self.api.pages("/v1/sandboxes")}
         _, done = self.run_example("--cleanup=keep")

@@ -403,8 +403,7 @@ class Life(Mixin, SpaceTest):
     @limit(120)
     def test_history(self):
         sb = self.sandbox()
-        for verb in ("pause", "resume", "suspend", "restore"):
-            sb.verb(verb)
+        operations = [sb.verb(verb)["id"] for verb in ("pause", "resume", "suspend", "restore")]
         moves = self.api.get(f"{sb.path}/history")["items"]
         self.assertEqual([move["to"] for move in moves],
                          ["running", "pausing", "paused", "resuming", "running", "suspending", "suspended", "restoring",
@@ -415,6 +414,8 @@ class Life(Mixin, SpaceTest):
         for move in moves:
             self.assertRecent(move["at"])
             self.assertTrue(move["reason"])
+        # Both moves of a verb name its operation.
+        self.assertEqual([move["operation_id"] for move in moves[1:]], [one for one in operations for _ in range(2)])
 
     @limit(120)
     def test_what_is_not_possible(self):

@@ -112,7 +112,8 @@ class Server:
                    "attach": {"url": self.url + "/v1/attach/se_1", "token": "tok1", "expires_at": "x"}}
         snapshot = {"id": "sn_1", "sandbox_id": "sb_1", "name": "before", "kind": "full", "state": "ready",
                     "bytes": 7}
-        moved = {"at": "2026-01-02T03:04:05.678Z", "from": "running", "to": "paused", "reason": "a request"}
+        moved = {"at": "2026-01-02T03:04:05.678Z", "from": "running", "to": "paused", "reason": "a request",
+                 "operation_id": None}
         started = {"sandbox": sandbox, "operation": self.operation}
         table = {
             ("GET", "/v1/sandboxes/sb_1/history"): (200, {"items": [moved], "next_cursor": None}),

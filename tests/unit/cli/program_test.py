@@ -209,9 +209,9 @@ class Lifecycle(Case):
         self.assertEqual(r.returncode, 0)
         head, _, table = r.stdout.decode().partition("\n\n")
         self.assertIn("state", head)
-        self.assertEqual(table.splitlines()[0].split(), ["TIME", "FROM", "TO", "REASON"])
-        self.assertEqual(table.splitlines()[1].split(None, 3),
-                         ["2026-01-02T03:04:05.678Z", "running", "paused", "a request"])
+        self.assertEqual(table.splitlines()[0].split(), ["TIME", "FROM", "TO", "OPERATION", "REASON"])
+        self.assertEqual(table.splitlines()[1].split(None, 4),
+                         ["2026-01-02T03:04:05.678Z", "running", "paused", "-", "a request"])
         self.assertNotIn("items", json.loads(self.space("get", "-o", "json", "one").stdout))
 
     def test_no_history(self):
