@@ -4,7 +4,6 @@ Takes the command line of one of SPACE's own VMMs, so that both sides run the sa
 bench/bare_init (a static init that answers on the virtio port), boots it once, keeps its snapshot, and restores from
 that snapshot in VMMs spawned beforehand, as SPACE does.
 """
-import hashlib
 import json
 import os
 import re
@@ -15,6 +14,7 @@ import subprocess
 import tempfile
 import time
 
+TUNING = ("mitigations", "init_on_alloc", "hardened_usercopy", "cgroup.memory", "clearcpuid")
 MODULES = ("virtio_ring", "virtio", "virtio_mmio", "virtio_blk", "virtio_console")
 
 
@@ -87,13 +87,16 @@ class Qmp:
 class Machine:
     """The snapshot and how to start VMMs on it."""
 
-    def __init__(self, base, vmm, state_dir, init):
+    def __init__(self, base, vmm, state_dir, init, plain=False):
         self.dir = tempfile.mkdtemp(prefix="bare-", dir=base)
         self.memory, self.state = (os.path.join(self.dir, name) for name in ("mem", "state"))
         templates = os.path.join(state_dir, "pool", "templates")
         # Any release will do: the bare guest needs no more than its busybox.
         self.disk = next(os.path.join(templates, d, "rootfs.raw") for d in sorted(os.listdir(templates)))
         self.take_over(vmm, state_dir, init)
+        self.emulated = not any(arg.startswith("kvm") for arg in self.argv)
+        if plain:
+            self.make_plain()
         self.snapshot()
 
     def take_over(self, vmm, state_dir, init):
@@ -116,6 +119,12 @@ class Machine:
         entries.append(("modules.list", 0o100644, "".join(listed).encode()))
         with open(self.initrd, "wb") as out:
             out.write(cpio(entries))
+
+    def make_plain(self):
+        """Without SPACE's choices for emulated guests."""
+        cpu, append = (self.argv.index(option) + 1 for option in ("-cpu", "-append"))
+        self.argv[cpu] = self.argv[cpu].split(",")[0]
+        self.argv[append] = " ".join(word for word in self.argv[append].split() if word.split("=")[0] not in TUNING)
 
     def command_line(self, folder, shared, incoming):
         """SPACE's command line with the bare client's files in it."""
@@ -214,6 +223,9 @@ class Vm:
     def command(self):
         """One command (`true`) over the port; returns when its result is there."""
         self.port.sendall(b"true\n")
+        self.expect_exit()
+
+    def expect_exit(self):
         answer = b""
         while not answer.endswith(b"\n"):
             part = self.port.recv(4096)
@@ -224,16 +236,19 @@ class Vm:
             raise RuntimeError(f"the bare guest answered {answer!r}")
 
     def flood(self, size, word="FLOOD"):
-        """The guest writes size bytes to the port; seconds until the last has been taken. FLOOD: init itself, the
-        port's bare rate. PIPE: a child of it into a pipe, as every command's output has to come."""
-        digest, left, begin = hashlib.sha256(), size, time.perf_counter()
+        """Seconds until the last of size bytes has been taken. FLOOD: init itself writes them to the port, its bare
+        rate. PIPE: a child writes them into a pipe, as every command's output has to come, and init passes them on.
+        DRAIN: the same, but they end in init."""
+        left, part = (0 if word == "DRAIN" else size), bytearray(1 << 20)
+        begin = time.perf_counter()
         self.port.sendall(f"{word} {size}\n".encode())
         while left:
-            part = self.port.recv(1 << 18)
-            if not part:
+            n = self.port.recv_into(part, min(left, len(part)))
+            if n == 0:
                 raise RuntimeError("the bare port is closed")
-            digest.update(part)
-            left -= len(part)
+            left -= n
+        if word == "DRAIN":
+            self.expect_exit()
         return time.perf_counter() - begin
 
     def close(self):

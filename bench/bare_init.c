@@ -4,6 +4,7 @@
  *
  *   FLOOD <bytes>   writes that many bytes to the port, from this process
  *   PIPE <bytes>    the same, produced by a child and read from its pipe
+ *   DRAIN <bytes>   produced by a child, read from its pipe and forgotten; answered by "EXIT 0"
  *   anything else   is forked and executed (words split at blanks), answered by "EXIT <status>"
  *
  * Executables are looked up in the initramfs, or under /newroot when /dev/vda can be mounted there. */
@@ -24,9 +25,11 @@
 
 #define LINE_MAX_BYTES 4096
 #define WORDS_MAX 64
-#define BLOCK 32768
+#define BLOCK 32768       /* the most the port takes at once */
+#define BATCH (8 * BLOCK) /* read from a pipe at once, */
+#define PIPE 1048576      /* which is as large as it can be: the fewest switches between the two */
 
-static char block[BLOCK];
+static char block[BATCH];
 
 static void read_text(const char *path, char *to, size_t size)
 {
@@ -97,23 +100,23 @@ static void flood(int to, unsigned long long bytes)
     }
 }
 
-static void flood_through_pipe(int port, unsigned long long bytes)
+/* port: where the bytes go; -1: nowhere. */
+static void drain_child(int port, unsigned long long bytes)
 {
     int fds[2];
     if (pipe(fds) < 0)
         return;
+    (void)fcntl(fds[1], F_SETPIPE_SZ, PIPE);
     pid_t pid = fork();
     if (pid == 0) {
         flood(fds[1], bytes);
         _exit(0);
     }
     (void)close(fds[1]);
-    for (;;) {
-        ssize_t n = read(fds[0], block, BLOCK);
-        if (n <= 0)
-            break;
-        write_all(port, block, (size_t)n);
-    }
+    ssize_t n;
+    while ((n = read(fds[0], block, BATCH)) > 0)
+        for (ssize_t at = 0; port >= 0 && at < n; at += BLOCK)
+            write_all(port, block + at, n - at < BLOCK ? (size_t)(n - at) : BLOCK);
     (void)close(fds[0]);
     (void)waitpid(pid, NULL, 0);
 }
@@ -137,12 +140,21 @@ static void execute(int port, char *line)
     write_all(port, answer, (size_t)n);
 }
 
+static void drain_only(int port, unsigned long long bytes)
+{
+    static const char answer[] = "EXIT 0\n";
+    drain_child(-1, bytes);
+    write_all(port, answer, sizeof(answer) - 1);
+}
+
 static void serve(int port, char *line)
 {
     if (strncmp(line, "FLOOD ", 6) == 0)
         flood(port, strtoull(line + 6, NULL, 10));
     else if (strncmp(line, "PIPE ", 5) == 0)
-        flood_through_pipe(port, strtoull(line + 5, NULL, 10));
+        drain_child(port, strtoull(line + 5, NULL, 10));
+    else if (strncmp(line, "DRAIN ", 6) == 0)
+        drain_only(port, strtoull(line + 6, NULL, 10));
     else
         execute(port, line);
 }

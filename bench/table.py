@@ -8,7 +8,7 @@ class Figure:
 
     def __init__(self, name, unit, bare, ours, limits, runs, note=""):
         self.name, self.unit, self.bare, self.ours, self.runs, self.note = name, unit, bare, ours, runs, note
-        self.limits = limits  # [(text, passed)]
+        self.limits = limits  # [(text, passed)]; none: for comparison
 
     @property
     def passed(self):
@@ -18,13 +18,13 @@ class Figure:
         ratio = f"{self.ours / self.bare:.2f} x" if self.bare else "-"
         bare = number(self.bare) if self.bare else "-"
         return [self.name, bare, number(self.ours), self.unit, ratio, "; ".join(text for text, _ in self.limits),
-                str(self.runs), "PASS" if self.passed else "FAIL"]
+                str(self.runs), ("PASS" if self.passed else "FAIL") if self.limits else ""]
 
 
 class Failed:
     """A figure that could not be measured."""
 
-    passed = False
+    passed, limits = False, [("measured", False)]
 
     def __init__(self, name, error):
         self.name, self.error = name, error
