@@ -523,6 +523,21 @@ class CommandLine(Mixin, SpaceTest):
         self.space("snapshot", "get", sn, code=3)
         self.space("rollback", "tour", "before", code=3)
 
+    @limit(120)
+    def test_down_in_steps_and_up_again(self):
+        made = self.space("create", "-t", T, "--on-idle", "pause:1,suspend:3", "--auto-wake", "--max-lifetime", "600",
+                          "--on-expiry", "suspend").strip()
+        sb = Sandbox(self.api, made)
+        self.addCleanup(self.api.call, "DELETE", sb.path)
+        lifecycle = sb.get()["lifecycle"]
+        self.assertEqual((lifecycle["on_idle"][1], lifecycle["on_expiry"], lifecycle["auto_wake"]),
+                         ({"after_s": 3, "do": "suspend"}, "suspend", True))
+        self.wait_state(sb, "suspended")
+        self.assertEqual(self.space("exec", "--no-stdin", made, "--", "echo", "awake"), "awake\n")
+        moves = [move["to"] for move in self.api.get(f"{sb.path}/history")["items"]]
+        self.assertLess(moves.index("paused"), moves.index("suspended"))
+        self.assertIn("restoring", moves)
+
     def test_failure(self):
         sb = self.sandbox()
         sb.verb("stop")
