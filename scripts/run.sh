@@ -109,8 +109,8 @@ PATH=$(dirname "$space"):$PATH
 export PATH
 case $CLEANUP in
 "") examples/first-sandbox/run.sh ;;
-keep | stop | delete) examples/first-sandbox/run.sh --cleanup="$CLEANUP" ;;
-*) die "CLEANUP=$CLEANUP is none of keep, stop, delete." ;;
+keep | suspend | stop | delete) examples/first-sandbox/run.sh --cleanup="$CLEANUP" ;;
+*) die "CLEANUP=$CLEANUP is none of keep, suspend, stop, delete." ;;
 esac
 return_build
 
