@@ -125,7 +125,7 @@ class Suspend(Life):
         sb = self.sandbox()
         witness = Witness(sb)
         sb.sh("mkdir /root/tree; cat > /root/write.sh <<'EOF'\n"
-              "n=0; while :; do d=/root/tree/$((n % 16)); mkdir -p $d; head -c 20000 /dev/urandom > $d/new; "
+              "echo $$ > /run/writer; n=0; while :; do d=/root/tree/$((n % 16)); mkdir -p $d; head -c 20000 /dev/urandom > $d/new; "
               "s=$(sha256sum < $d/new); mv $d/new $d/data.$((n % 8)); echo \"$s\" > $d/sum.$((n % 8)).new; "
               "mv $d/sum.$((n % 8)).new $d/sum.$((n % 8)); n=$((n+1)); echo $n > /run/written; done\nEOF")
         sb.session("exec sh /root/write.sh", start="now")
@@ -138,10 +138,10 @@ class Suspend(Life):
                 now = witness.ask()
                 self.assertGreaterEqual(now, rounds)
                 # The writer stands still while the sums are compared; the pair it was at is left out by its rename.
-                check = ("kill -STOP $(pgrep -f write.sh); bad=0; for d in /root/tree/*; do for i in 0 1 2 3 4 5 6 7; do "
+                check = ("kill -STOP $(cat /run/writer); bad=0; for d in /root/tree/*; do for i in 0 1 2 3 4 5 6 7; do "
                          "[ -e $d/sum.$i ] || continue; s=$(sha256sum < $d/data.$i); "
                          "[ \"$s\" = \"$(cat $d/sum.$i)\" ] || bad=$((bad+1)); done; done; echo $bad; cat /run/written; "
-                         "kill -CONT $(pgrep -f write.sh)")
+                         "kill -CONT $(cat /run/writer)")
                 bad, written = map(int, sb.sh(check).split())
                 # One pair may be between its two renames.
                 self.assertLessEqual(bad, 1)
@@ -329,7 +329,7 @@ class Fork(Life):
         seen = []
         for one in [sb, *children]:
             seen.append(one.sh("head -c 32 /dev/urandom | sha256sum | cut -c1-64; cat /proc/sys/kernel/random/uuid; "
-                               "witness tls; cat /etc/machine-id; hostname; cat /run/space/sandbox").split())
+                               "witness tls; cat /etc/machine-id; hostname; cat /run/space/sandbox", timeout=180).split())
         for what, values in zip(("urandom", "uuid", "TLS random", "machine-id", "hostname", "id"), zip(*seen)):
             self.assertEqual(len(set(values)), 9, f"{what}: {values}")
         self.assertEqual([row[5] for row in seen], [one.id for one in [sb, *children]])
