@@ -117,6 +117,8 @@ static const char *on_link_message(struct agent *a, const struct proto_message *
     case PROTO_PING:
         buf_init(&body, 64);
         (void)proto_put_u64(&body, PROTO_F_TOKEN, proto_get_u64(f, PROTO_F_TOKEN, 0));
+        if (a->link.version >= 2)
+            (void)proto_put_u64(&body, PROTO_F_MONO, (uint64_t)clock_mono_ns());
         (void)link_send(&a->link, PROTO_PONG, 0, &body);
         buf_finish(&body);
         break;

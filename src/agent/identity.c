@@ -110,14 +110,15 @@ static bool same(const struct agent_identity *a, const struct agent_identity *b)
 
 int agent_identify(struct agent *a, const struct proto_fields *f, char *ret_why, size_t why_size)
 {
-    int64_t begun = clock_mono_ns();
+    /* When it was that time: the host knows by this machine's own clock, or it was when the message came. */
+    uint64_t then = proto_get_u64(f, PROTO_F_MONO, (uint64_t)clock_mono_ns());
     size_t n;
     const unsigned char *seed = proto_get_bytes(f, PROTO_F_SEED, &n);
     struct agent_identity id;
     read_identity(f, &id);
     if (reseed(a->random, seed, n) < 0)
         return failed(ret_why, why_size, "cannot reseed the kernel's random numbers");
-    if (set_clock(proto_get_u64(f, PROTO_F_WALL, 0) + (uint64_t)(clock_mono_ns() - begun)) < 0)
+    if (set_clock(proto_get_u64(f, PROTO_F_WALL, 0) + (uint64_t)clock_mono_ns() - then) < 0)
         return failed(ret_why, why_size, "cannot set the clock");
     /* The same sandbox that has only been paused keeps what its owner has made of the names since. */
     if (!same(&id, &a->identity)) {

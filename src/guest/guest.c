@@ -149,6 +149,7 @@ void guest_destroy(struct guest *g)
     g->destroyed = true;
     guest_link_finish(g);
     loop_defer_cancel(g->loop, &g->flush);
+    guest_identify_link_gone(g);
     DL_FOREACH_SAFE(g->calls, c, next_call)
     free(c);
     g->calls = NULL;
@@ -228,10 +229,15 @@ void guest_call_fail(struct guest *g, struct call *c, const struct error *err)
 struct call *guest_request(struct guest *g, uint8_t type, uint32_t channel, struct buf *body, guest_done done,
                            void *arg)
 {
-    struct error e = ERROR_INIT;
     struct call *c = guest_call_new(g, done, NULL, arg);
-    if (!c)
-        return NULL; /* no memory even for the refusal: the process is about to end */
+    if (c) /* else no memory even for the refusal: the process is about to end */
+        guest_call_send(g, c, type, channel, body);
+    return c;
+}
+
+void guest_call_send(struct guest *g, struct call *c, uint8_t type, uint32_t channel, struct buf *body)
+{
+    struct error e = ERROR_INIT;
     c->type = type;
     if (g->link != LINK_READY)
         (void)error_set(&e, ERROR_UNAVAILABLE, "the guest is not connected");
@@ -242,23 +248,6 @@ struct call *guest_request(struct guest *g, uint8_t type, uint32_t channel, stru
         (void)error_set(&e, ERROR_CAPACITY, "too much is queued for the guest");
     if (e.code)
         guest_call_fail(g, c, &e);
-    return c;
-}
-
-void guest_identify(struct guest *g, const struct guest_identity *id, guest_done done, void *arg)
-{
-    struct buf body;
-    buf_init(&body, 4096);
-    (void)proto_put_string(&body, PROTO_F_SANDBOX, id->sandbox_id);
-    (void)proto_put_string(&body, PROTO_F_HOSTNAME, id->hostname);
-    (void)proto_put_bytes(&body, PROTO_F_MACHINE, id->machine_id, sizeof(id->machine_id));
-    (void)proto_put_u64(&body, PROTO_F_GENERATION, id->generation);
-    (void)proto_put_bytes(&body, PROTO_F_SEED, id->seed, sizeof(id->seed));
-    (void)proto_put_u64(&body, PROTO_F_WALL, (uint64_t)clock_wall_ns());
-    (void)guest_request(g, PROTO_IDENTIFY, 0, &body, done, arg);
-    if (body.data)
-        explicit_bzero(body.data, body.cap);
-    buf_finish(&body);
 }
 
 void guest_shutdown(struct guest *g, unsigned grace_ms, guest_done done, void *arg)
@@ -402,6 +391,8 @@ static int on_link(struct guest *g, const struct proto_message *m, const struct 
             g->ping = 0;
             return 0;
         }
+        if (guest_identify_pong(g, fields))
+            return 0;
         *ret_why = "a PONG to no PING";
         return -1;
     case PROTO_REPLY:
@@ -444,6 +435,7 @@ void guest_link_gone(struct guest *g, const struct error *why)
     g->late = 0;
     g->ping = 0;
     guest_quiesce_link_gone(g);
+    guest_identify_link_gone(g);
     DL_FOREACH(g->processes, p)
     guest_process_link_gone(p);
     DL_FOREACH(g->calls, c)

@@ -58,7 +58,7 @@ struct guest_identity {
     unsigned char machine_id[16];
     uint64_t generation;
     unsigned char seed[64]; /* goes into the kernel's entropy pool, which is then reseeded */
-    /* the wall clock is read and sent at the moment of sending */
+    /* the wall clock is this host's; the time that the message takes is made up for */
 };
 
 /* The agent has reseeded the kernel's entropy, stepped the clock, and set hostname, machine-id and

@@ -41,6 +41,18 @@ struct call {
     struct error error;
 };
 
+/* Finding out what time it is in the guest, before it is told who it is. */
+struct clock_probe {
+    struct call *call; /* of guest_identify; NULL: none is waiting */
+    struct guest_identity id;
+    uint64_t token; /* of the PING that is out */
+    int64_t sent;   /* when, by the monotonic clock */
+    unsigned tries;
+    int64_t best;  /* the shortest way there and back so far, */
+    uint64_t mono; /* the guest's monotonic clock then */
+    int64_t wall;  /* and the wall clock here, half way */
+};
+
 struct guest_process {
     struct guest *g; /* NULL: inert */
     struct guest_process *prev, *next;
@@ -103,6 +115,7 @@ struct guest {
     unsigned backoff_ms;
     bool was_ready, held, destroyed;
     bool wants_write;
+    struct clock_probe probe;
     bool frozen;    /* by the guest's word */
     bool quiescing; /* QUIESCE is unanswered */
     unsigned quiesce_ms;
@@ -152,6 +165,14 @@ void guest_link_flush(struct guest *g);
 void guest_link_break(struct guest *g, const struct error *why);
 /* Handles n bytes at p as if they had come in; for the socket and for tests. */
 size_t guest_link_input(struct guest *g, const unsigned char *p, size_t n);
+
+/* Sends it for a call that exists. */
+void guest_call_send(struct guest *g, struct call *c, uint8_t type, uint32_t channel, struct buf *body);
+
+/* identify.c */
+/* Whether the PONG was one that is waited for. */
+bool guest_identify_pong(struct guest *g, const struct proto_fields *f);
+void guest_identify_link_gone(struct guest *g);
 
 /* quiesce.c */
 void guest_quiesce_init(struct guest *g);

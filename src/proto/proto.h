@@ -23,7 +23,7 @@
 /* Versions spoken. What a version added, the table says (`since`); a host that finds an agent of an earlier
  * release in a running guest does without it. */
 #define PROTO_VERSION_LOWEST 1
-#define PROTO_VERSION 2 /* QUIESCE; HELLO tells of a frozen guest */
+#define PROTO_VERSION 2 /* QUIESCE; HELLO tells of a frozen guest; PONG of its clock */
 #define PROTO_MARKER 0xA5C3
 #define PROTO_HEADER 16
 #define PROTO_TRAILER 4
@@ -142,6 +142,7 @@ enum proto_tag {
     PROTO_F_FILES,
     PROTO_F_LIMIT,
     PROTO_F_FROZEN,
+    PROTO_F_MONO,
     PROTO_F_END
 };
 #define PROTO_F_OPTIONAL 0x8000u

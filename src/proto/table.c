@@ -30,6 +30,7 @@ static const struct proto_field hello_fields[] = {
 };
 static const struct proto_field lost_fields[] = {STR(PROTO_F_MESSAGE, true, 256)};
 static const struct proto_field ping_fields[] = {NUM64(PROTO_F_TOKEN, true)};
+static const struct proto_field pong_fields[] = {NUM64(PROTO_F_TOKEN, true), NUM64(PROTO_F_MONO, false)};
 static const struct proto_field reply_fields[] = {
     NUM32(PROTO_F_REQUEST, true),
     NUM32(PROTO_F_CODE, true),
@@ -38,7 +39,7 @@ static const struct proto_field reply_fields[] = {
 static const struct proto_field identify_fields[] = {
     NUM32(PROTO_F_REQUEST, true),     STR(PROTO_F_SANDBOX, true, ID_SIZE), STR(PROTO_F_HOSTNAME, true, 64),
     BYTES(PROTO_F_MACHINE, true, 16), NUM64(PROTO_F_GENERATION, true),     BYTES(PROTO_F_SEED, true, 64),
-    NUM64(PROTO_F_WALL, true),
+    NUM64(PROTO_F_WALL, true),        NUM64(PROTO_F_MONO, false),
 };
 static const struct proto_field shutdown_fields[] = {NUM32(PROTO_F_REQUEST, true),
                                                      NUM32(PROTO_F_GRACE, true)};
@@ -100,7 +101,7 @@ static const struct proto_message messages[] = {
     {PROTO_HELLO, "HELLO", GUEST, PROTO_AFTER_SYNC, PROTO_ON_LINK, FIELDS(hello_fields)},
     {PROTO_LOST, "LOST", GUEST, PROTO_AFTER_SYNC | PROTO_UP, PROTO_ON_LINK, FIELDS(lost_fields)},
     {PROTO_PING, "PING", HOST, PROTO_UP, PROTO_ON_LINK, FIELDS(ping_fields)},
-    {PROTO_PONG, "PONG", GUEST, PROTO_UP, PROTO_ON_LINK, FIELDS(ping_fields)},
+    {PROTO_PONG, "PONG", GUEST, PROTO_UP, PROTO_ON_LINK, FIELDS(pong_fields)},
     {PROTO_REPLY, "REPLY", GUEST, PROTO_UP, PROTO_ON_LINK, FIELDS(reply_fields)},
     {PROTO_IDENTIFY, "IDENTIFY", HOST, PROTO_UP, PROTO_ON_LINK, FIELDS(identify_fields)},
     {PROTO_SHUTDOWN, "SHUTDOWN", HOST, PROTO_UP, PROTO_ON_LINK, FIELDS(shutdown_fields)},

@@ -11,7 +11,7 @@
 #include "guest/guest.h"
 #include "realvm.h"
 
-#define WAIT_S 40
+#define WAIT_S 90
 #define CHILDREN 8
 #define TEXT_MAX 1024
 #define CLOCK_LIMIT_NS (200 * CLOCK_NS_PER_MS)

@@ -6,11 +6,13 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
-#include "base/bytes.h"
+#include "base/cleanup.h"
 #include "base/clock.h"
 #include "base/str.h"
 #include "guest/guest.h"
 #include "proto/proto.h"
+
+#define GUEST_AHEAD_NS (1000 * CLOCK_NS_PER_S) /* the guest's monotonic clock is another one */
 
 struct world {
     char *dir;
@@ -25,6 +27,10 @@ struct world {
     uint32_t request;              /* of the last one that has a number */
     uint64_t stdin_seen;
     struct guest_process *p;
+    unsigned pings, delays[4];
+    bool no_clock;
+    int64_t off;    /* of the time that IDENTIFY gave */
+    bool has_clock; /* it gave one for the guest's */
 };
 
 struct answer {
@@ -89,6 +95,30 @@ static void end(struct world *w)
     buf_finish(&w->out);
 }
 
+static void put_pong(struct world *w, uint64_t token, uint64_t mono)
+{
+    struct buf b;
+    buf_init(&b, 256);
+    (void)proto_put_u64(&b, PROTO_F_TOKEN, token);
+    if (mono)
+        (void)proto_put_u64(&b, PROTO_F_MONO, mono);
+    (void)proto_send(&w->out, w->tag, PROTO_PONG, 0, buf_head(&b), buf_len(&b));
+    buf_finish(&b);
+}
+
+/* As slow, and with such a clock, as the test wants. */
+static void answer_ping(struct world *w, const struct proto_frame *f)
+{
+    const struct proto_fields fields = {f->payload, f->length};
+    unsigned delay = w->pings < ARRAY_LEN(w->delays) ? w->delays[w->pings] : 0;
+    int64_t due = clock_mono_ns() + delay * CLOCK_NS_PER_MS / 2;
+    uint64_t mono = (uint64_t)(due + GUEST_AHEAD_NS); /* half way */
+    w->pings++;
+    while (clock_mono_ns() < due + delay * CLOCK_NS_PER_MS / 2)
+        ;
+    put_pong(w, proto_get_u64(&fields, PROTO_F_TOKEN, 0), w->no_clock ? 0 : mono);
+}
+
 static void note(struct world *w, const struct proto_frame *f)
 {
     const struct proto_message *m = proto_message(f->type);
@@ -96,6 +126,8 @@ static void note(struct world *w, const struct proto_frame *f)
     struct proto_data d;
     const char *why = NULL;
     w->seen[f->type]++;
+    if (f->type == PROTO_PING)
+        answer_ping(w, f);
     if (f->type == PROTO_DATA && proto_data_get(f, &d) == 0)
         w->stdin_seen += d.n;
     if (m->format != PROTO_FIELDS)
@@ -103,6 +135,13 @@ static void note(struct world *w, const struct proto_frame *f)
     assert_int_equal(proto_fields_check(m, f->payload, f->length, &fields, &why), 0);
     uint32_t number = proto_get_u32(&fields, PROTO_F_REQUEST, 0);
     w->request = number ? number : w->request;
+    if (f->type == PROTO_IDENTIFY) {
+        uint64_t now = (uint64_t)(clock_mono_ns() + GUEST_AHEAD_NS),
+                 at = proto_get_u64(&fields, PROTO_F_MONO, 0);
+        uint64_t wall = proto_get_u64(&fields, PROTO_F_WALL, 0) + (at ? now - at : 0);
+        w->has_clock = at != 0;
+        w->off = (int64_t)wall - clock_wall_ns();
+    }
 }
 
 static void turn(struct world *w)
@@ -425,6 +464,64 @@ static void the_next_link_tells(void **state)
     end(&w);
 }
 
+static void the_clock_is_found_out_first(void **state)
+{
+    (void)state;
+    struct world w;
+    struct answer id;
+    begin(&w);
+    greet(&w, PROTO_VERSION, 0);
+    identify(&w, &id);
+    assert_true(w.pings >= 1 && w.has_clock);
+    assert_true(llabs(w.off) < 100 * CLOCK_NS_PER_MS);
+    w.pings = 0;
+    w.delays[0] = w.delays[1] = 100; /* too slow to tell: asked again */
+    identify(&w, &id);
+    assert_true(w.pings >= 3 && w.has_clock);
+    assert_true(llabs(w.off) < 100 * CLOCK_NS_PER_MS);
+    w.pings = 0;
+    for (int i = 0; i < 4; i++)
+        w.delays[i] = i == 1 ? 60 : 200; /* never good: the best one serves */
+    identify(&w, &id);
+    assert_int_equal(w.pings, 4);
+    assert_true(w.has_clock && llabs(w.off) < 100 * CLOCK_NS_PER_MS);
+    w.pings = 0;
+    w.no_clock = true;
+    identify(&w, &id);
+    assert_int_equal(w.pings, 1);
+    assert_false(w.has_clock);
+    put_pong(&w, 77, 1); /* to no PING: a break */
+    until(&w, &w.lost, 1);
+    greet(&w, 1, -1); /* an older agent is not asked */
+    w.pings = 0;
+    identify(&w, &id);
+    assert_int_equal(w.pings, 0);
+    assert_false(w.has_clock);
+    end(&w);
+}
+
+/* The link breaks while the clock is asked for: the owner is told, once. */
+static void a_link_that_breaks_while_asking(void **state)
+{
+    (void)state;
+    struct world w;
+    struct guest_identity id = {.sandbox_id = "sb_q", .hostname = "q", .generation = 1};
+    struct answer a = {0};
+    begin(&w);
+    greet(&w, PROTO_VERSION, 0);
+    guest_identify(w.g, &id, on_done, &a);
+    (void)shutdown(w.fd, SHUT_RDWR);
+    until(&w, &a.came, 1);
+    assert_int_equal(a.err.code, ERROR_UNAVAILABLE);
+    greet(&w, PROTO_VERSION, 0);
+    identify(&w, &a);
+    reply(&w, w.request, 0);
+    until(&w, &a.came, 1);
+    assert_int_equal(a.err.code, 0);
+    guest_identify(w.g, &id, on_done, &a); /* and it may be destroyed while asking */
+    end(&w);
+}
+
 static void destroyed_in_the_answer(void *arg, const struct error *err)
 {
     struct world *w = arg;
@@ -449,10 +546,16 @@ static void an_owner_that_gives_up(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(starts_wait),           cmocka_unit_test(stdin_waits_and_is_accounted_for),
-        cmocka_unit_test(stdin_of_one_taken_up), cmocka_unit_test(a_guest_that_says_nothing),
-        cmocka_unit_test(a_refusal_lets_go),     cmocka_unit_test(an_agent_of_version_one),
-        cmocka_unit_test(the_next_link_tells),   cmocka_unit_test(an_owner_that_gives_up),
+        cmocka_unit_test(starts_wait),
+        cmocka_unit_test(stdin_waits_and_is_accounted_for),
+        cmocka_unit_test(stdin_of_one_taken_up),
+        cmocka_unit_test(a_guest_that_says_nothing),
+        cmocka_unit_test(a_refusal_lets_go),
+        cmocka_unit_test(an_agent_of_version_one),
+        cmocka_unit_test(the_next_link_tells),
+        cmocka_unit_test(the_clock_is_found_out_first),
+        cmocka_unit_test(a_link_that_breaks_while_asking),
+        cmocka_unit_test(an_owner_that_gives_up),
     };
     (void)signal(SIGPIPE, SIG_IGN);
     return cmocka_run_group_tests(tests, NULL, NULL);
