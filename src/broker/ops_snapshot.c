@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -233,13 +234,13 @@ static int make_memory_files(struct job *j, int dir)
     return 0;
 }
 
-static int open_disk(struct job *j, const char *sandbox_id, int *ret_fd)
+static int open_disk(const struct privd *p, const char *sandbox_id, int *ret_fd, struct error *err)
 {
     char path[64];
     (void)snprintf(path, sizeof(path), "sandboxes/%s/disk.raw", sandbox_id);
-    *ret_fd = openat(j->p->pool_fd, path, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+    *ret_fd = openat(p->pool_fd, path, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
     if (*ret_fd < 0)
-        return error_errno(&j->err, errno == ENOENT ? ERROR_NOT_FOUND : ERROR_INTERNAL, errno, "disk of %s",
+        return error_errno(err, errno == ENOENT ? ERROR_NOT_FOUND : ERROR_INTERNAL, errno, "disk of %s",
                            sandbox_id);
     return 0;
 }
@@ -252,7 +253,7 @@ int op_snapshot_begin_run(struct job *j)
     if (rc == 0 && s->full)
         rc = open_base(j);
     if (rc == 0)
-        rc = open_disk(j, s->sandbox_id, &disk);
+        rc = open_disk(j->p, s->sandbox_id, &disk, &j->err);
     if (rc == 0)
         rc = begin_directory(j);
     if (rc < 0)
@@ -312,16 +313,50 @@ int op_snapshot_capture_begin(struct job *j)
     return rc;
 }
 
-static int clone_disk(struct job *j, int dir)
+/* The disk's clone is made beside the reading of memory: the VM stands still for the longer of the two. */
+struct disk_clone {
+    struct job *j;
+    int dir;
+    pthread_t thread;
+    bool started;
+    struct error err;
+};
+
+static int clone_disk(struct disk_clone *c)
 {
     AUTO_CLOSE int from = -1;
-    int rc = open_disk(j, j->snapshot->sandbox_id, &from);
+    int rc = open_disk(c->j->p, c->j->snapshot->sandbox_id, &from, &c->err);
     if (rc < 0)
         return rc;
-    AUTO_CLOSE int to = openat(dir, "disk.raw", O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+    AUTO_CLOSE int to = openat(c->dir, "disk.raw", O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
     if (to < 0)
-        return error_errno(&j->err, ERROR_INTERNAL, errno, "create disk.raw");
-    return pool_clone(&j->p->pool, from, to, &j->err);
+        return error_errno(&c->err, ERROR_INTERNAL, errno, "create disk.raw");
+    rc = pool_clone(&c->j->p->pool, from, to, &c->err);
+    fault_point("privd.snapshot-capture.disk");
+    return rc;
+}
+
+static void *run_clone(void *arg)
+{
+    (void)clone_disk(arg);
+    return NULL;
+}
+
+/* Without a thread to spare it is made at once. */
+static void start_clone(struct disk_clone *c)
+{
+    c->started = c->j->snapshot->full && pthread_create(&c->thread, NULL, run_clone, c) == 0;
+    if (!c->started)
+        (void)clone_disk(c);
+}
+
+static int finish_clone(struct disk_clone *c)
+{
+    if (c->started)
+        (void)pthread_join(c->thread, NULL);
+    if (c->err.code < 0 && c->j->err.code == 0)
+        c->j->err = c->err;
+    return c->err.code;
 }
 
 /* Pages [0, count) straight into the clone. */
@@ -407,10 +442,11 @@ int op_snapshot_capture_run(struct job *j)
     AUTO_CLOSE int dir = snapshot_open(j->p, s->id);
     if (dir < 0)
         return error_errno(&j->err, ERROR_INTERNAL, errno, "open snapshot %s", s->id);
-    int rc = clone_disk(j, dir);
-    fault_point("privd.snapshot-capture.disk");
-    if (rc == 0 && s->full)
-        rc = take_memory(j);
+    struct disk_clone clone = {.j = j, .dir = dir};
+    start_clone(&clone);
+    int rc = s->full ? take_memory(j) : 0;
+    int clone_rc = finish_clone(&clone);
+    rc = rc < 0 ? rc : clone_rc;
     fault_point("privd.snapshot-capture.memory");
     if (rc < 0)
         (void)snapshot_discard(j->p, s->id, NULL);

@@ -138,6 +138,23 @@ static void parse_tick(const char *line, unsigned *tick, char sum[64])
     assert_true(str_copy(sum, 64, end + 5));
 }
 
+/* For a failure's message: what the VMMs said. */
+static void show_logs(void)
+{
+    AUTO_FREE char *pattern = str_printf("%s/pool/sandboxes/*/run/vmm.log", real.dir);
+    glob_t g;
+    loop_turn(real.loop, 300);
+    if (glob(pattern, 0, NULL, &g) != 0)
+        return;
+    for (size_t i = 0; i < g.gl_pathc; i++) {
+        AUTO_FREE char *text = NULL;
+        size_t n;
+        if (fs_read_file(AT_FDCWD, g.gl_pathv[i], 16384, &text, &n, NULL) == 0)
+            print_message("%s: %s\n", g.gl_pathv[i], text);
+    }
+    globfree(&g);
+}
+
 static void load(int qmp_fd, const char *state_path, bool golden)
 {
     AUTO_CLOSE int state = open(state_path, O_RDONLY | O_CLOEXEC);
@@ -149,6 +166,9 @@ static void load(int qmp_fd, const char *state_path, bool golden)
             -1, "return");
     qmp(qmp_fd, "{\"execute\":\"getfd\",\"arguments\":{\"fdname\":\"s\"}}", state, "return");
     qmp(qmp_fd, "{\"execute\":\"migrate-incoming\",\"arguments\":{\"uri\":\"fd:s\"}}", -1, "return");
+    struct pollfd f = {.fd = qmp_fd, .events = POLLRDHUP};
+    if (poll(&f, 1, 200) != 0)
+        show_logs();
     qmp_until(qmp_fd, "{\"execute\":\"query-migrate\"}", "completed");
 }
 
