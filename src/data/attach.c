@@ -81,6 +81,11 @@ static void on_interrupted(void *arg, const char *reason, const char *message)
         end(a, ATTACH_END_BROKEN, message);
         return;
     }
+    if (str_eq(reason, PROCESS_SUSPENDED)) {
+        process_stdin_keep(a->process, buf_head(&a->input), buf_len(&a->input));
+        if (a->input_closed && buf_len(&a->input) > 0)
+            (void)process_stdin_close(a->process, NULL);
+    }
     give_event(a, farewell_json(a, reason));
     end(a, ATTACH_END_LATER, message);
 }

@@ -401,6 +401,18 @@ int process_stdin(struct process *p, const void *data, size_t n, size_t *ret_tak
     return rc;
 }
 
+void process_stdin_keep(struct process *p, const void *data, size_t n)
+{
+    if (n == 0 || p->gp || check_stdin(p, NULL) < 0)
+        return;
+    if (n > buf_room(&p->feed))
+        n = buf_room(&p->feed);
+    if (!buf_append(&p->feed, data, n))
+        return;
+    p->input_kept = true;
+    process_put(p);
+}
+
 int process_stdin_close(struct process *p, struct error *err)
 {
     int rc = check_stdin(p, err);

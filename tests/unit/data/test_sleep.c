@@ -79,6 +79,29 @@ static void test_websocket(void **state)
     ws_finish(&ws);
 }
 
+/* What the connection had taken and the guest had not goes with the process, its end too. */
+static void test_held_back_input(void **state)
+{
+    struct rig *g = *state;
+    struct attach_keys k;
+    struct guest_process *p = run(g, &k);
+    p->input_max = 3;
+    struct ws ws = ws_open(g, &k, "");
+    json_decref(ws_event(g, &ws, "started"));
+    ws_send(g, &ws, WS_BINARY, "\0hello", 6);
+    rig_until(g, p->input_n == 3);
+    suspend(g);
+    json_decref(ws_event(g, &ws, "suspended"));
+    ws_closes(g, &ws, 1001);
+    ws_finish(&ws);
+    restore(g);
+    p = fake_process(g->w->guest, k.process);
+    fake_started(p, 42);
+    assert_int_equal(p->input_n, 2);
+    assert_memory_equal(p->input, "lo", 2);
+    assert_false(p->input_closed);
+}
+
 static void test_ndjson(void **state)
 {
     struct rig *g = *state;
@@ -276,9 +299,11 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
 #define T(name) cmocka_unit_test_setup_teardown(name, rig_setup, rig_teardown)
-        T(test_websocket),     T(test_ndjson),      T(test_attach_while_suspended),
-        T(test_attach_wakes),  T(test_rolled_back), T(test_exec),
-        T(test_file),          T(test_input),       T(test_input_interrupted),
+        T(test_websocket),     T(test_held_back_input),
+        T(test_ndjson),        T(test_attach_while_suspended),
+        T(test_attach_wakes),  T(test_rolled_back),
+        T(test_exec),          T(test_file),
+        T(test_input),         T(test_input_interrupted),
         T(test_input_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
