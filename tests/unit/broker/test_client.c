@@ -31,6 +31,7 @@ struct answer {
     char digest[BROKER_DIGEST_SIZE];
     bool sealed;
     bool reflink;
+    uint64_t bytes;
 };
 
 static void on_gone(void *arg)
@@ -237,6 +238,94 @@ static void test_lists_come_in_pages(void **state)
     assert_string_equal(a.last, last);
 }
 
+static void on_bytes(void *arg, const struct error *err, uint64_t bytes)
+{
+    struct answer *a = arg;
+    note(a, err);
+    a->bytes = bytes;
+}
+
+/* The fields of each request about snapshots, as they arrive. */
+static void test_snapshot_requests(void **state)
+{
+    struct fixture *f = *state;
+    struct answer a = {0};
+    char sb[ID_SIZE];
+    char sn[ID_SIZE];
+    char other[ID_SIZE];
+    id_new("sb", sb);
+    id_new("sn", sn);
+    id_new("sn", other);
+    broker_snapshot_begin(f->broker, sn, sb, BROKER_SNAPSHOT_DISK, on_done, &a);
+    assert_true(next(f));
+    assert_int_equal(f->q.type, REQUEST_SNAPSHOT_BEGIN);
+    assert_string_equal(f->q.snapshot_id, sn);
+    assert_string_equal(f->q.sandbox_id, sb);
+    assert_int_equal(f->q.kind, BROKER_SNAPSHOT_DISK);
+    broker_snapshot_copy(f->broker, sn, other, on_done, &a);
+    assert_true(next(f));
+    assert_string_equal(f->q.source_id, sn);
+    assert_string_equal(f->q.snapshot_id, other);
+    broker_sandbox_revert(f->broker, sb, sn, on_done, &a);
+    assert_true(next(f));
+    assert_int_equal(f->q.type, REQUEST_SANDBOX_REVERT);
+    assert_string_equal(f->q.snapshot_id, sn);
+    broker_sandbox_park(f->broker, sb, on_done, &a);
+    assert_true(next(f));
+    assert_int_equal(f->q.type, REQUEST_SANDBOX_PARK);
+    broker_sandbox_prepare(f->broker, sb, BROKER_FROM_SNAPSHOT, sn, 64, on_done, &a);
+    assert_true(next(f));
+    assert_string_equal(f->q.snapshot_id, sn);
+    assert_string_equal(f->q.key, "");
+    const struct broker_vmm v = {.sandbox_id = sb,
+                                 .boot = BROKER_BOOT_SNAPSHOT,
+                                 .golden_key = "not.used",
+                                 .snapshot_id = sn,
+                                 .platform =
+                                     "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff",
+                                 .vcpus = 1,
+                                 .memory_mib = 256};
+    broker_vmm_start(f->broker, &v, on_vmm, &a);
+    assert_true(next(f));
+    assert_string_equal(f->q.snapshot_id, sn);
+    assert_string_equal(f->q.key, "");
+    broker_snapshot_remove(f->broker, sb, on_done, &a); /* no snapshot's id */
+    loop_turn(f->loop, 0);
+    assert_int_equal(a.calls, 1);
+    assert_int_equal(a.code, ERROR_INVALID);
+    assert_false(next(f));
+    broker_snapshot_capture(f->broker, sn, true, on_bytes, &a);
+    assert_true(next(f));
+    assert_int_equal(f->q.go_on, 1);
+    f->r.bytes = 1ULL << 40;
+    reply(f, -1);
+    loop_turn(f->loop, 1000);
+    assert_int_equal(a.code, 0);
+    assert_true(a.bytes == 1ULL << 40);
+}
+
+/* The next page is asked of the same list. */
+static void test_snapshot_list_pages(void **state)
+{
+    struct fixture *f = *state;
+    struct answer a = {0};
+    char ids[2][ID_SIZE];
+    broker_snapshot_list(f->broker, on_list, &a);
+    for (int page = 0; page < 2; page++) {
+        assert_true(next(f));
+        assert_int_equal(f->q.type, REQUEST_SNAPSHOT_LIST);
+        assert_string_equal(f->q.after, page ? ids[0] : "");
+        id_new("sn", ids[page]);
+        assert_true(wire_list_add(&f->r.ids, ids[page]));
+        f->r.more = page == 0;
+        reply(f, -1);
+        loop_turn(f->loop, 1000);
+    }
+    assert_int_equal(a.calls, 1);
+    assert_int_equal(a.count, 2);
+    assert_string_equal(a.last, ids[1]);
+}
+
 static void test_build_passes_descriptors(void **state)
 {
     struct fixture *f = *state;
@@ -339,6 +428,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_bad_arguments_fail_without_a_request, setup, teardown),
         cmocka_unit_test_setup_teardown(test_vmm_takes_the_pidfd, setup, teardown),
         cmocka_unit_test_setup_teardown(test_lists_come_in_pages, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_snapshot_requests, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_snapshot_list_pages, setup, teardown),
         cmocka_unit_test_setup_teardown(test_build_passes_descriptors, setup, teardown),
         cmocka_unit_test_setup_teardown(test_a_full_socket_queues, setup, teardown),
         cmocka_unit_test_setup_teardown(test_the_end_fails_everything_once, setup, teardown),
