@@ -98,8 +98,8 @@ static bool from_json(const json_t *j, const char *id, struct record *r)
                     "id", &own_id, "uid", &uid, "golden", &golden, "vmm_pid", &pid, "vmm_start", &start,
                     "memory_mib", &memory, "cgroups", &cgroups) < 0)
         return false;
-    if (version != RECORD_VERSION || strcmp(own_id, id) != 0 || uid < 0 || (uid == 0 && pid != 0) || uid > INT32_MAX || pid < 0 ||
-        pid > INT32_MAX || memory < 0 || memory > UINT32_MAX)
+    if (version != RECORD_VERSION || strcmp(own_id, id) != 0 || uid < 0 || (uid == 0 && pid != 0) ||
+        uid > INT32_MAX || pid < 0 || pid > INT32_MAX || memory < 0 || memory > UINT32_MAX)
         return false;
     r->uid = (uid_t)uid;
     read_boot_id(boot_now);
