@@ -2,11 +2,13 @@
 #include "../broker/real.h"
 
 #include "golden/golden.h"
+#include "golden/parts.h"
 #include "guest/guest.h"
 #include "image/image.h"
 #include "vm/vm.h"
 
 #define ROUNDS_MAX 64
+#define READY_S 120 /* a cold boot on a busy host */
 
 static const struct vm_shape shape = {.vcpus = 1, .memory_mib = 256, .disk_mib = 256};
 
@@ -24,7 +26,7 @@ struct box {
     struct golden_lease lease;
     struct vm *vm;
     struct guest *guest;
-    struct guest_process *process;
+    struct guest_process *process, *counter;
     bool started, ready, identified, exited, ended, told;
     struct error err;
     struct guest_result result;
@@ -139,11 +141,13 @@ static void run(struct box *b)
 {
     static const struct guest_events events = {.ready = box_ready, .lost = box_lost};
     struct error err = ERROR_INIT;
-    struct guest_config config = {.socket_path = vm_agent_socket(b->vm), .sandbox_id = b->lease.sandbox_id};
+    struct guest_config config = {.socket_path = vm_agent_socket(b->vm),
+                                  .sandbox_id = b->lease.sandbox_id,
+                                  .ready_timeout_ms = READY_S * 1000};
     struct guest_identity id = {.generation = 1};
     vm_resume(b->vm, box_told, b);
     assert_ok(guest_create(b->w->real.loop, &config, &events, b, &b->guest, &err), &err);
-    wait_flag(b, &b->ready, 30);
+    wait_flag(b, &b->ready, READY_S);
     (void)str_copy(id.sandbox_id, sizeof(id.sandbox_id), b->lease.sandbox_id);
     (void)str_copy(id.hostname, sizeof(id.hostname), "test");
     id_random(id.machine_id, sizeof(id.machine_id));
@@ -172,6 +176,8 @@ static void execute(struct box *b, const char *const *argv)
 static void end(struct box *b)
 {
     struct answer a;
+    if (b->counter)
+        guest_process_release(b->counter);
     guest_destroy(b->guest);
     vm_destroy(b->vm);
     CALL(&b->w->real, &a, 30, broker_sandbox_remove, b->lease.sandbox_id, on_done, &a);
@@ -199,7 +205,7 @@ static void build_template(struct world *w)
     assert_int_equal(mkdir(root, 0755), 0);
     assert_int_equal(mkdir(bin, 0755), 0);
     command((const char *const[]){"cp", "/bin/busybox", binary, NULL});
-    static const char *const names[] = {"sh", "true", "echo", "cat", "sleep"};
+    static const char *const names[] = {"sh", "true", "echo", "cat", "sleep", "mv"};
     for (size_t i = 0; i < ARRAY_LEN(names); i++) {
         AUTO_FREE char *link = str_printf("%s/%s", bin, names[i]);
         assert_int_equal(symlink("busybox", link), 0);
@@ -433,6 +439,202 @@ static void test_too_little_memory(void **state)
     vm_engine_destroy(w->engine);
 }
 
+/* --- snapshots: what the engine owes them, with the real broker, guest and agent --- */
+
+static void vm_call(struct box *b, void (*call)(struct vm *, vm_done, void *))
+{
+    b->told = false;
+    call(b->vm, box_told, b);
+    wait_flag(b, &b->told, 30);
+}
+
+static void vm_call_fd(struct box *b, void (*call)(struct vm *, int, vm_done, void *), const char *sn,
+                       int flags)
+{
+    AUTO_FREE char *path = str_printf("%s/snapshots/%s/state", b->w->pool_path, sn);
+    AUTO_CLOSE int fd = open(path, flags | O_CLOEXEC | O_NOFOLLOW);
+    assert_true(fd >= 0);
+    b->told = false;
+    call(b->vm, fd, box_told, b);
+    wait_flag(b, &b->told, 30);
+}
+
+static void on_captured(void *arg, const struct error *err, uint64_t bytes)
+{
+    ((struct answer *)arg)->bytes = bytes;
+    on_done(arg, err);
+}
+
+/* A snapshot of a running box, which runs on; prints what its standstill was made of. */
+static void take_snapshot(struct box *b, const char *what, char sn[ID_SIZE])
+{
+    struct answer a;
+    double ms[4];
+    int64_t t;
+    id_new("sn", sn);
+    CALL(&b->w->real, &a, 30, broker_snapshot_begin, sn, b->lease.sandbox_id, BROKER_SNAPSHOT_FULL, on_done,
+         &a);
+    assert_answer(&a);
+    t = clock_mono_ns();
+    vm_call(b, vm_pause);
+    ms[0] = ms_since(t);
+    t = clock_mono_ns();
+    vm_call_fd(b, vm_save_devices, sn, O_WRONLY);
+    ms[1] = ms_since(t);
+    assert_false(vm_is_running(b->vm));
+    t = clock_mono_ns();
+    CALL(&b->w->real, &a, 30, broker_snapshot_capture, sn, true, on_captured, &a);
+    assert_answer(&a);
+    ms[2] = ms_since(t);
+    uint64_t dirty = a.bytes;
+    t = clock_mono_ns();
+    vm_call(b, vm_resume);
+    ms[3] = ms_since(t);
+    CALL(&b->w->real, &a, 30, broker_snapshot_seal, sn, on_captured, &a);
+    assert_answer(&a);
+    print_message("%s: stop %.1f ms, devices %.1f ms, capture of %.1f MB %.1f ms, cont %.1f ms\n", what,
+                  ms[0], ms[1], (double)dirty / 1e6, ms[2], ms[3]);
+}
+
+/* Launches b's VM, which has a prepared sandbox. */
+static void launch_vm(struct box *b, enum vm_boot boot, const char *sn)
+{
+    struct error err = ERROR_INIT;
+    struct vm_spec spec = {.boot = boot, .shape = shape};
+    (void)str_copy(spec.sandbox_id, sizeof(spec.sandbox_id), b->lease.sandbox_id);
+    (void)str_copy(spec.snapshot_id, sizeof(spec.snapshot_id), sn ? sn : "");
+    (void)str_copy(spec.platform, sizeof(spec.platform), b->w->golden->config.platform);
+    assert_ok(vm_create(b->w->engine, &spec, &box_events, b, &b->vm, &err), &err);
+    vm_call(b, vm_launch);
+}
+
+/* A new sandbox from a snapshot: running and identified. */
+static void fork_from(struct world *w, const char *sn, const char *what, struct box *b)
+{
+    struct answer a;
+    memset(b, 0, sizeof(*b));
+    b->w = w;
+    id_new("sb", b->lease.sandbox_id);
+    CALL(&w->real, &a, 30, broker_sandbox_prepare, b->lease.sandbox_id, BROKER_FROM_SNAPSHOT, sn,
+         shape.disk_mib, on_done, &a);
+    assert_answer(&a);
+    int64_t t = clock_mono_ns();
+    launch_vm(b, VM_BOOT_SNAPSHOT, sn);
+    double launched = ms_since(t);
+    t = clock_mono_ns();
+    vm_call_fd(b, vm_load, sn, O_RDONLY);
+    double loaded = ms_since(t);
+    assert_false(vm_is_running(b->vm));
+    t = clock_mono_ns();
+    vm_call(b, vm_resume);
+    run(b); /* resumes once more, which changes nothing */
+    print_message("%s: launch %.1f ms, load %.1f ms, cont to identified %.1f ms\n", what, launched, loaded,
+                  ms_since(t));
+}
+
+/* A number that only a process in the guest's memory makes grow, and one that its disk holds. */
+static unsigned long read_count(struct box *b)
+{
+    execute(b, (const char *const[]){"/bin/sh", "-c", "cat /count; cat /word", NULL});
+    b->out[b->out_len] = '\0';
+    assert_non_null(strstr(b->out, "\nsame\n"));
+    return strtoul(b->out, NULL, 10);
+}
+
+static void wait_count(struct box *b, unsigned long above)
+{
+    int64_t due = clock_mono_ns() + 30 * CLOCK_NS_PER_S;
+    while (read_count(b) <= above)
+        if (clock_mono_ns() > due)
+            fail_msg("the process does not run");
+}
+
+static void start_counting(struct box *b)
+{
+    static const struct guest_process_events events = {.started = box_process_started,
+                                                       .output = box_output,
+                                                       .exited = box_process_exited,
+                                                       .stdin_room = box_room};
+    static const char *const argv[] = {
+        "/bin/sh", "-c",
+        "i=0; while :; do i=$((i+1)); echo $i > /count.new; mv /count.new /count; sleep 0.05; done", NULL};
+    struct guest_exec exec = {.argv = argv};
+    struct error err = ERROR_INIT;
+    execute(b, (const char *const[]){"/bin/sh", "-c", "echo same > /word; echo 0 > /count", NULL});
+    id_new("pr", exec.process_id);
+    assert_ok(guest_process_start(b->guest, &exec, &events, b, &b->counter, &err), &err);
+    wait_count(b, 0);
+}
+
+static void test_snapshots(void **state)
+{
+    struct world *w = *state;
+    struct box parent;
+    struct box child;
+    struct box grandchild;
+    char sn[3][ID_SIZE];
+    struct answer a;
+    make_golden(w, 0);
+    begin(w, &parent);
+    wait_flag(&parent, &parent.started, 120);
+    run(&parent);
+    start_counting(&parent);
+    /* Twice from one VM, which runs on with its link as if nothing had been. */
+    take_snapshot(&parent, "parent", sn[0]);
+    unsigned long count = read_count(&parent);
+    wait_count(&parent, count + 5);
+    take_snapshot(&parent, "parent again", sn[1]);
+    wait_count(&parent, count + 10);
+    fork_from(w, sn[1], "child", &child);
+    wait_count(&child, count + 5);
+    /* What was restored can do all that its parent could. */
+    vm_call(&child, vm_pause);
+    vm_call(&child, vm_resume);
+    wait_count(&child, read_count(&child));
+    take_snapshot(&child, "child", sn[2]);
+    fork_from(w, sn[2], "grandchild", &grandchild);
+    wait_count(&grandchild, count + 5);
+    end(&grandchild);
+    end(&child);
+    end(&parent);
+    for (size_t i = 0; i < ARRAY_LEN(sn); i++) {
+        CALL(&w->real, &a, 30, broker_snapshot_remove, sn[i], on_done, &a);
+        assert_answer(&a);
+    }
+    golden_destroy(w->golden);
+    vm_engine_destroy(w->engine);
+}
+
+/* A VM with anonymous memory, booted from its own disk; its children's memory is a file. */
+static void test_snapshot_of_a_cold_boot(void **state)
+{
+    struct world *w = *state;
+    struct box parent;
+    struct box child;
+    char sn[ID_SIZE];
+    struct answer a;
+    make_golden(w, 0);
+    memset(&parent, 0, sizeof(parent));
+    parent.w = w;
+    id_new("sb", parent.lease.sandbox_id);
+    CALL(&w->real, &a, 30, broker_sandbox_prepare, parent.lease.sandbox_id, BROKER_FROM_TEMPLATE, w->digest,
+         shape.disk_mib, on_done, &a);
+    assert_answer(&a);
+    launch_vm(&parent, VM_BOOT_COLD, NULL);
+    run(&parent);
+    start_counting(&parent);
+    take_snapshot(&parent, "booted cold", sn);
+    fork_from(w, sn, "child of it", &child);
+    wait_count(&child, read_count(&child));
+    wait_count(&parent, read_count(&parent));
+    end(&child);
+    end(&parent);
+    CALL(&w->real, &a, 30, broker_snapshot_remove, sn, on_done, &a);
+    assert_answer(&a);
+    golden_destroy(w->golden);
+    vm_engine_destroy(w->engine);
+}
+
 static int group_setup(void **state)
 {
     struct world *w = calloc(1, sizeof(*w));
@@ -458,6 +660,8 @@ int main(void)
         cmocka_unit_test(test_warm_pool),
         cmocka_unit_test(test_damaged_golden),
         cmocka_unit_test(test_too_little_memory),
+        cmocka_unit_test(test_snapshots),
+        cmocka_unit_test(test_snapshot_of_a_cold_boot),
     };
     struct image_info info;
     if (geteuid() != 0 || image_find(&(struct image_config){0}, &info, NULL) < 0)
