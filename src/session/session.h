@@ -109,8 +109,8 @@ int process_start(struct process *p, struct error *err);
 /* Input and control; ERROR_CONFLICT when the process has no open stdin, no pty, or is not running. */
 int process_stdin(struct process *p, const void *data, size_t n, size_t *ret_taken, struct error *err);
 int process_stdin_close(struct process *p, struct error *err);
-/* Input that its client can no longer be told was not taken, because its sandbox is suspended: kept, and given
- * when it is restored, as far as it fits (1 MiB and 128 KiB in all). */
+/* Input that its client can no longer be told was not taken, because its sandbox is suspended: kept, and
+ * given when it is restored, as far as it fits (1 MiB and 128 KiB in all). */
 void process_stdin_keep(struct process *p, const void *data, size_t n);
 /* done (may be NULL) answers once, also when the link goes down meanwhile. */
 int process_signal(struct process *p, const char *signal, bool tree,

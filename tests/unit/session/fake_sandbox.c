@@ -161,10 +161,9 @@ void sandbox_ready_cancel(struct sandbox_ready *w)
 const char *sandbox_state_name(enum sandbox_state state)
 {
     static const char *const names[] = {
-        [SANDBOX_RUNNING] = "running",   [SANDBOX_PAUSED] = "paused",   [SANDBOX_STOPPED] = "stopped",
-        [SANDBOX_DELETING] = "deleting", [SANDBOX_DELETED] = "deleted", [SANDBOX_FAILED] = "failed",
-        [SANDBOX_SUSPENDED] = "suspended",
-        [SANDBOX_STATES] = NULL,
+        [SANDBOX_RUNNING] = "running",     [SANDBOX_PAUSED] = "paused",   [SANDBOX_STOPPED] = "stopped",
+        [SANDBOX_DELETING] = "deleting",   [SANDBOX_DELETED] = "deleted", [SANDBOX_FAILED] = "failed",
+        [SANDBOX_SUSPENDED] = "suspended", [SANDBOX_STATES] = NULL,
     };
     return names[state] ? names[state] : "other";
 }
