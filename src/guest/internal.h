@@ -112,6 +112,7 @@ struct guest {
     uint16_t version; /* of this epoch */
     uint32_t tag;
     unsigned attempt; /* SYNCs on this connection */
+    unsigned waited;  /* times nothing was answered on this connection */
     unsigned backoff_ms;
     bool was_ready, held, destroyed;
     bool wants_write;

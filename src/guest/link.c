@@ -15,6 +15,7 @@
 
 #define CONNECT_RETRY_MS 20
 #define SYNC_RETRY_MS 250
+#define SYNC_RETRIES 8 /* on one connection, then a new one */
 #define BACKOFF_FIRST_MS 50
 #define BACKOFF_MAX_MS 2000
 #define READS_PER_EVENT 4
@@ -294,6 +295,7 @@ static void connect_once(struct guest *g)
         return;
     g->fd = TAKE_FD(fd);
     g->attempt = 0;
+    g->waited = 0;
     link_set(g, LINK_SYNC);
     send_sync(g);
 }
@@ -302,6 +304,12 @@ static void on_retry(struct loop_timer *t)
 {
     struct guest *g = t->arg;
     guest_enter(g);
+    if (g->link == LINK_SYNC && ++g->waited > SYNC_RETRIES) {
+        /* A VMM that was connected to while its vCPUs stood still may have missed that somebody listens, and
+         * then its guest's port stays full for ever; it looks again when a connection comes. */
+        close_socket(g);
+        link_set(g, LINK_DOWN);
+    }
     if (g->link == LINK_DOWN)
         connect_once(g);
     else if (g->link == LINK_SYNC)

@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "base/bytes.h"
+#include "base/cleanup.h"
 #include "base/clock.h"
 #include "guest/guest.h"
 #include "proto/proto.h"
@@ -483,6 +484,20 @@ static void sync_is_repeated(void **state)
     end(&l);
 }
 
+/* A connection on which no SYNC is ever answered gives way to a new one. */
+static void a_deaf_connection_is_replaced(void **state)
+{
+    struct liar l;
+    (void)state;
+    begin(&l, 20000, 5000);
+    meet(&l);
+    int deaf = TAKE_FD(l.fd);
+    greet(&l); /* on a connection that came by itself */
+    assert_int_equal(l.lost, 0);
+    (void)close(deaf);
+    end(&l);
+}
+
 static void another_version_is_final(void **state)
 {
     (void)state;
@@ -686,6 +701,7 @@ int main(void)
         cmocka_unit_test(the_third_break_is_final),
         cmocka_unit_test(what_came_before_the_epoch_is_skipped),
         cmocka_unit_test(sync_is_repeated),
+        cmocka_unit_test(a_deaf_connection_is_replaced),
         cmocka_unit_test(another_version_is_final),
         cmocka_unit_test(an_agent_that_never_answers),
         cmocka_unit_test(a_silent_agent_is_lost),
