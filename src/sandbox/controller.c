@@ -45,6 +45,7 @@ void sandboxes_destroy(struct sandboxes *s)
     struct sandbox *next;
     loop_timer_stop(&s->tick);
     loop_defer_cancel(s->config.loop, &s->room);
+    capacity_destroy(s);
     ready_destroy(s);
     calls_drop(s);
     errands_orphan(s);
@@ -181,12 +182,15 @@ bool sandbox_move(struct sandboxes *s, struct sandbox *sb, enum sandbox_state to
     }
     if (sb->why != POLICY_NONE)
         reason = policy_reason(sb->why);
+    const char *op = sandbox_operation_id(sb);
     LOG(LOG_INFO, "sandbox moved", "sandbox=%s operation=%s from=%s to=%s reason=" LOG_Q, sb->id,
-        sb->op ? sb->op->id : "-", sandbox_state_name(from), sandbox_state_name(to), reason);
+        *op ? op : "-", sandbox_state_name(from), sandbox_state_name(to), reason);
     sb->state = to;
     remember(s, sb, from, to, reason);
-    if (to == SANDBOX_DELETED)
+    if (to == SANDBOX_DELETED) {
         s->deleted++;
+        capacity_freed(s);
+    }
     if (to == SANDBOX_DELETED || to == SANDBOX_FAILED)
         sb->ended_ms = now_ms(s);
     sandbox_stale_text(sb);

@@ -560,9 +560,33 @@ static void take_effect(struct answer *a)
     }
 }
 
+static bool same_queue(const struct answer *a, const struct answer *b)
+{
+    return !a->owner && !b->owner &&
+           ((*a->id && strcmp(a->id, b->id) == 0) || (*a->other && strcmp(a->other, b->other) == 0));
+}
+
+/* A broker does what it is asked about one sandbox or one snapshot in the order of asking. */
+static void deliver_earlier(const struct answer *a)
+{
+    struct answer *b;
+    DL_FOREACH(fake.answers, b)
+    {
+        if (b == a)
+            return;
+        if (same_queue(a, b)) {
+            loop_timer_stop(&b->timer);
+            deliver(&b->timer);
+            deliver_earlier(a); /* the list is another now */
+            return;
+        }
+    }
+}
+
 static void deliver(struct loop_timer *t)
 {
     struct answer *a = t->arg;
+    deliver_earlier(a);
     DL_DELETE(fake.answers, a);
     take_effect(a);
     if (a->call == FAKE_LIST)
