@@ -6,8 +6,11 @@
  * their way up have not taken yet. */
 #include "sandbox/capacity.h"
 
+#include <fcntl.h>
 #include <inttypes.h>
+#include <unistd.h>
 
+#include "base/cleanup.h"
 #include "base/log.h"
 
 #define ROOM_MS 60000          /* a request waits so long for memory */
@@ -221,6 +224,12 @@ static void look(void *arg)
     }
 }
 
+void capacity_freed(struct sandboxes *s)
+{
+    s->pool_freed = true;
+    s->pool_known = false;
+}
+
 void capacity_moved(struct sandboxes *s)
 {
     if (s->config.suspend_under_pressure)
@@ -255,6 +264,35 @@ void capacity_gave_up(struct sandboxes *s, struct sandbox *sb)
 
 /* --- the tick --- */
 
+static void pool_ask(struct sandboxes *s);
+
+/* On a thread of its own: it waits for the disk. */
+static void commit_run(struct loop_work *w)
+{
+    const struct sandboxes *s = w->arg;
+    AUTO_CLOSE int fd = open(s->config.pool_path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd >= 0)
+        (void)syncfs(fd);
+}
+
+static void commit_done(struct loop_work *w)
+{
+    pool_ask(w->arg);
+}
+
+/* File systems count what was removed when they commit, which may be half a minute later. */
+static bool commit_begin(struct sandboxes *s)
+{
+    struct error err = ERROR_INIT;
+    s->pool_freed = false;
+    if (!s->config.pool_path)
+        return false;
+    if (!s->committer && loop_pool_create(s->config.loop, "pool-commit", 1, 1, &s->committer, &err) < 0)
+        return false;
+    s->commit = (struct loop_work){.run = commit_run, .done = commit_done, .arg = s};
+    return loop_pool_submit(s->committer, &s->commit, &err) == 0;
+}
+
 static void on_pool_info(void *arg, const struct error *err, const struct broker_info *info)
 {
     struct errand *e = arg;
@@ -262,17 +300,31 @@ static void on_pool_info(void *arg, const struct error *err, const struct broker
     errand_end(e);
     if (!s)
         return;
+    uint64_t free_mib = err ? 0 : info->pool_free_bytes >> 20;
+    if (!err && free_mib < s->config.min_free_disk_mib && s->pool_freed && commit_begin(s))
+        return; /* and asks again */
     s->pool_asked = false;
     s->pool_known = !err; /* what is not known refuses nothing */
-    if (!err)
-        s->pool_free_mib = info->pool_free_bytes >> 20;
+    s->pool_free_mib = free_mib;
+}
+
+static void pool_ask(struct sandboxes *s)
+{
+    s->config.pool_info(s->config.broker, on_pool_info, errand_new(s, NULL, NULL));
+}
+
+void capacity_destroy(struct sandboxes *s)
+{
+    struct loop_pool *p = s->committer;
+    s->committer = NULL;
+    loop_pool_destroy(p); /* its last word may ask for the space once more */
 }
 
 void capacity_tick(struct sandboxes *s)
 {
     if (s->config.pool_info && !s->pool_asked) {
         s->pool_asked = true;
-        s->config.pool_info(s->config.broker, on_pool_info, errand_new(s, NULL, NULL));
+        pool_ask(s);
     }
     capacity_moved(s);
 }

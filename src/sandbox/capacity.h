@@ -21,6 +21,11 @@ void capacity_begin(struct sandboxes *s, struct sandbox *sb,
 /* The time in STEP_ROOM is over. */
 void capacity_gave_up(struct sandboxes *s, struct sandbox *sb);
 
+/* Something of the pool has been removed: how much is free is in doubt, which refuses nothing, until the next
+ * tick has found out. */
+void capacity_freed(struct sandboxes *s);
+void capacity_destroy(struct sandboxes *s);
+
 /* A sandbox has moved, or some time has passed: who waits for memory may get it now. */
 void capacity_moved(struct sandboxes *s);
 void capacity_tick(struct sandboxes *s); /* also asks for the pool's free space */

@@ -352,6 +352,9 @@ struct sandboxes {
     struct loop_deferred room; /* capacity.c: who waits for memory is looked at */
     uint64_t pool_free_mib;
     bool pool_known, pool_asked;
+    bool pool_freed;             /* something was removed that its file system may not count yet */
+    struct loop_pool *committer; /* makes it count; NULL: not needed yet */
+    struct loop_work commit;
     struct operation_wait *operation_waits;
 
     void (*started)(void *arg, const struct error *err);

@@ -47,6 +47,9 @@ class Ladder(SpaceTest):
         self.wait_state(sb, "deleted", 90)
         self.assertEqual(transitions(sb), ["running", "pausing", "paused", "suspending", "suspended", "deleting",
                                            "deleted"])
+        reasons = {step["to"]: step["reason"] for step in self.api.get(f"{sb.path}/history")["items"]}
+        for state in ("pausing", "suspending", "deleting"):
+            self.assertEqual(reasons[state], "the sandbox was idle")
 
     @limit(180)
     def test_attached_is_not_idle(self):
@@ -205,6 +208,22 @@ class Defaults(OwnServerTest):
         self.assertEqual(sb.sh("echo woken"), "woken\n")
         self.assertEqual(none.state(), "running")
         self.assertIsNone(none.get()["expires_at"])
+
+
+class WakeTimeout(OwnServerTest):
+    """A cold boot takes longer than requests may wait here."""
+
+    config = {"wake_timeout_s": 1}
+
+    @limit(240)
+    def test_who_waits_too_long_is_told_and_the_wake_goes_on(self):
+        sb = self.sandbox(lifecycle={"auto_wake": True})
+        sb.verb("stop")
+        answer = self.api.call("POST", sb.path + "/exec", {"argv": ["true"]})
+        if answer.status != 200:  # with hardware virtualisation a boot is that quick
+            self.assertEqual((answer.status, answer.json["type"]), (504, "urn:space:error:timeout"))
+        self.wait_state(sb, "running", 120)
+        self.assertEqual(sb.sh("echo there"), "there\n")
 
 
 class Pressure(OwnServerTest):

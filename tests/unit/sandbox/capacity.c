@@ -141,6 +141,35 @@ static void test_disk(void **state)
     assert_ok(create_code(w, &err), &err);
 }
 
+/* What is removed counts at once in favour of the next, and what is really free is found out. */
+static void test_disk_after_a_delete(void **state)
+{
+    struct world *w = again(state);
+    struct error err;
+    w->config.pool_info = pool_info;
+    w->config.min_free_disk_mib = 200;
+    pool.free_mib = 300;
+    go(w);
+    world_until(w, pool.asked > 0);
+    const char *id = world_running(w);
+    pool.free_mib = 10;
+    unsigned asked = pool.asked;
+    world_until(w, pool.asked > asked);
+    assert_int_equal(create_code(w, &err), ERROR_NO_SPACE);
+    assert_false(world_verb(w, id, SANDBOX_DELETE, NULL));
+    world_until(w, world_state(w, id) == SANDBOX_DELETED);
+    assert_ok(create_code(w, &err), &err); /* in doubt */
+    /* Measured twice: before and after the file system was made to count. */
+    asked = pool.asked;
+    world_until(w, pool.asked >= asked + 2);
+    world_until(w, create_code(w, &err) == ERROR_NO_SPACE);
+    /* The end does not come between the two. */
+    id = sandbox_id(sandboxes_next(w->all, NULL));
+    assert_false(world_verb(w, id, SANDBOX_DELETE, NULL));
+    asked = pool.asked;
+    world_until(w, pool.asked > asked);
+}
+
 static void test_disk_is_asked_for_once_at_a_time(void **state)
 {
     struct world *w = again(state);
@@ -425,6 +454,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_start_needs_memory_and_resume_does_not, world_setup,
                                         world_teardown),
         cmocka_unit_test_setup_teardown(test_disk, world_setup, world_teardown),
+        cmocka_unit_test_setup_teardown(test_disk_after_a_delete, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_disk_is_asked_for_once_at_a_time, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_the_longest_idle_is_suspended, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_who_is_never_suspended, world_setup, world_teardown),
