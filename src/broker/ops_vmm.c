@@ -375,7 +375,7 @@ static void fill_reply(const struct job *j, struct reply *rep)
     vmm_socket_path(j->p, j->req.sandbox_id, "agent.sock", rep->agent_socket, sizeof(rep->agent_socket));
 }
 
-int op_vmm_start_begin(struct job *j)
+int op_need_leased(struct job *j)
 {
     int rc = op_need_sandbox(j);
     return rc < 0 ? rc : privd_sandbox_lease(j->p, j->sandbox, &j->err);

@@ -113,6 +113,7 @@ static int serve(struct privd *p, const struct privd_options *o, struct error *e
     loop_run(p->loop);
     builds_finish(p);
     jobs_finish(p);
+    privd_snapshots_free(p); /* their timers are the loop's */
     for (struct sandbox *s = p->sandboxes; s; s = s->hh.next)
         vmm_watch_finish(s);
     channel_destroy(p->channel);

@@ -173,7 +173,7 @@ int op_golden_seal_run(struct job *j);
 int op_golden_remove_run(struct job *j);
 int op_golden_has_run(struct job *j);
 int op_need_sandbox(struct job *j);
-int op_vmm_start_begin(struct job *j);
+int op_need_leased(struct job *j);
 int op_vmm_start_run(struct job *j);
 void op_vmm_start_end(struct job *j);
 int op_vmm_adopt_run(struct job *j);

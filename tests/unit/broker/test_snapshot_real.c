@@ -17,20 +17,21 @@ static struct broker_vmm_info first;
 
 /* --- the guest: an init that fills memory and tells its checksum again and again --- */
 
-#define INIT                                                                             \
-    "#!/bin/busybox sh\n"                                                                \
-    "/bin/busybox mount -t devtmpfs d /dev\n"                                            \
-    "exec >/dev/ttyS0 2>&1 </dev/null\n"                                                 \
-    "/bin/busybox mount -t tmpfs t /tmp\n"                                               \
-    "echo READY\n"                                                                       \
-    "/bin/busybox sleep 1\n"                                                             \
-    "/bin/busybox dd if=/dev/urandom of=/tmp/x bs=1M count=10 2>/dev/null\n"             \
-    "i=0\n"                                                                              \
-    "while :; do\n"                                                                      \
-    "  i=$((i+1))\n"                                                                     \
-    "  echo \"tick $i sum $(/bin/busybox cksum </tmp/x | /bin/busybox tr ' ' -) end\"\n" \
-    "  /bin/busybox usleep 100000\n"                                                     \
-    "done\n"
+static const char init[] =
+    "#!/bin/busybox sh\n"
+    "/bin/busybox mount -t devtmpfs d /dev\n"
+    "exec >/dev/ttyS0 2>&1 </dev/null\n"
+    "/bin/busybox mount -t tmpfs t /tmp\n"
+    "/bin/busybox dd if=/dev/zero of=/tmp/y bs=1M count=24 2>/dev/null\n"
+    "echo READY\n"
+    "/bin/busybox sleep 1\n"
+    "/bin/busybox dd if=/dev/urandom of=/tmp/x bs=1M count=10 2>/dev/null\n"
+    "i=0\n"
+    "while :; do\n"
+    "  i=$((i+1))\n"
+    "  echo \"tick $i sum $(/bin/busybox cksum </tmp/x | /bin/busybox tr ' ' -) end\"\n"
+    "  /bin/busybox usleep 100000\n"
+    "done\n";
 
 static void add_entry(struct archive *a, const char *name, mode_t type, const void *data, size_t n)
 {
@@ -60,7 +61,7 @@ static void make_initrd(void)
     for (size_t i = 0; i < ARRAY_LEN(dirs); i++)
         add_entry(a, dirs[i], S_IFDIR, NULL, 0);
     add_entry(a, "bin/busybox", S_IFREG, busybox, n);
-    add_entry(a, "init", S_IFREG, INIT, strlen(INIT));
+    add_entry(a, "init", S_IFREG, init, strlen(init));
     assert_int_equal(archive_write_close(a), ARCHIVE_OK);
     archive_write_free(a);
 }
@@ -574,7 +575,18 @@ static void test_cold_vm(void **state)
     AUTO_CLOSE int pidfd = info.pidfd;
     AUTO_CLOSE int fd = qmp_open(&info);
     console_wait(fd, "tick ", (char[128]){0}, 128);
-    take(sn, id, fd, false);
+    CALL(&real, &a, 20, broker_snapshot_begin, sn, id, BROKER_SNAPSHOT_FULL, on_done, &a);
+    assert_answer(&a);
+    qmp(fd, "{\"execute\":\"stop\"}", -1, "STOP");
+    save_devices(fd, sn);
+    CALL(&real, &a, 20, broker_snapshot_capture, sn, true, on_bytes, &a);
+    assert_answer(&a);
+    uint64_t dirty = a.bytes;
+    assert_true(dirty > 128ULL * MIB); /* more than may wait in memory */
+    CALL(&real, &a, 20, broker_snapshot_seal, sn, on_bytes, &a);
+    assert_answer(&a);
+    assert_true(a.bytes < dirty - 20ULL * MIB); /* zeros are not written */
+    print_message("cold: dirty %.1f MB, written %.1f MB\n", (double)dirty / 1e6, (double)a.bytes / 1e6);
     assert_same_memory(info.pid, sn);
     char child[ID_SIZE];
     struct broker_vmm_info child_info;
