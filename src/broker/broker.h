@@ -105,7 +105,9 @@ void broker_golden_has(struct broker *b, const char *key,
  * begin -> (vCPUs stopped, device state written to `state`) -> capture -> (vCPUs may run again) -> seal.
  * A snapshot without its manifest does not exist: a broker that starts removes it. Memory is a reflink clone
  * of the memory file the VMM maps, with the changed pages written over it, so every snapshot is whole and
- * none depends on another; extents are shared below. One sandbox has one snapshot in the making. */
+ * none depends on another; extents are shared below. One sandbox has one snapshot in the making. A begin,
+ * capture or seal that fails on the way leaves nothing of it; one that is refused (ERROR_CONFLICT,
+ * ERROR_NOT_FOUND before any work) leaves it as it was. */
 enum broker_snapshot_kind { BROKER_SNAPSHOT_FULL, BROKER_SNAPSHOT_DISK };
 
 /* Makes the directory, for FULL a `state` file owned by spaced (to be written through the VMM) and a clone of
@@ -128,7 +130,8 @@ void broker_snapshot_capture(struct broker *b, const char *snapshot_id, bool go_
 void broker_snapshot_seal(struct broker *b, const char *snapshot_id,
                           void (*done)(void *arg, const struct error *err, uint64_t bytes), void *arg);
 
-/* A new sealed snapshot with the content of another (reflinks). */
+/* A new sealed snapshot with the content of another, whose files it shares. ERROR_EXISTS when to_id is
+ * sealed. */
 void broker_snapshot_copy(struct broker *b, const char *from_id, const char *to_id, broker_done done,
                           void *arg);
 
