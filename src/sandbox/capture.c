@@ -104,6 +104,7 @@ static void suspend_undone(struct sandboxes *s, struct sandbox *sb)
 
 void capture_awake(struct sandboxes *s, struct sandbox *sb)
 {
+    POINT(sb, "awake");
     sb->capture->stood = false;
     if (suspends(sb))
         suspend_undone(s, sb);

@@ -98,6 +98,7 @@ static void arrive(struct sandboxes *s, struct sandbox *sb)
         (void)sandbox_move(s, sb, SANDBOX_RUNNING);
     child_ended(s, sb, NULL);
     flow_finish(s, sb, verdict.code ? &verdict : NULL);
+    fault_point("running.recorded");
 }
 
 static void identified(struct sandboxes *s, struct call *c)
