@@ -377,7 +377,7 @@ static int make_children(struct sandboxes *s, const struct sandbox *sb, struct s
 {
     unsigned count = (unsigned)spec->count;
     struct fork *f = calloc(1, sizeof(*f) + count * sizeof(f->children[0]));
-    struct sandbox **made = calloc(count, sizeof(*made));
+    struct sandbox **made = calloc(count, sizeof(void *));
     const struct child_spec child = {.metadata = spec->patch.metadata ? spec->patch.metadata : sb->metadata,
                                      .env = sb->env,
                                      .lifecycle = &spec->patch.lifecycle,
