@@ -99,10 +99,16 @@ static void stop_ended(struct sandboxes *s, struct sandbox *sb)
     park(s, sb, stopped_now);
 }
 
+/* A suspend that has everything of the VM already: its end is what comes next anyway. */
+static bool needs_no_vm(const struct sandbox *sb)
+{
+    return sb->state == SANDBOX_SUSPENDING && (*sb->image || (sb->capture && sb->capture->sealing));
+}
+
 void machine_exited(struct sandboxes *s, struct call *c)
 {
     struct sandbox *sb = c->sb;
-    if (!c->vm || c->vm != sb->vm)
+    if (!c->vm || c->vm != sb->vm || needs_no_vm(sb))
         return;
     if (sb->state == SANDBOX_STOPPING)
         stop_ended(s, sb);
@@ -122,7 +128,7 @@ static void machine_kill(struct sandboxes *s, struct sandbox *sb)
 void guest_was_lost(struct sandboxes *s, struct call *c)
 {
     struct sandbox *sb = c->sb;
-    if (c->guest != sb->guest)
+    if (c->guest != sb->guest || needs_no_vm(sb))
         return;
     if (sb->state != SANDBOX_STOPPING)
         sandbox_fail(s, sb, c->err.code == ERROR_PROTOCOL ? "guest_protocol" : "guest_lost", &c->err);

@@ -350,6 +350,27 @@ static void test_vmm_gone_meanwhile(void **state)
     }
 }
 
+/* The VMM dies when all of it has been captured: the image is what counts. */
+static void test_vmm_dies_after_the_capture(void **state)
+{
+    struct world *w = *state;
+    char id[ID_SIZE];
+    char sn[ID_SIZE];
+    char op[ID_SIZE];
+    keep(id, made(w, SANDBOX_RUNNING, sn));
+    unsigned before = fake_count(FAKE_SEAL);
+    fake_mode(FAKE_SEAL, FAKE_LATE, 0);
+    assert_int_equal(ask(w, SUSPEND, id, sn, op), 0);
+    world_until(w, fake_count(FAKE_SEAL) > before);
+    fake_exit(id, "killed");
+    fake_mode(FAKE_SEAL, FAKE_OK, 0);
+    world_until(w, ended(w, op));
+    assert_string_equal(world_op(w, op), "succeeded");
+    assert_int_equal(world_state(w, id), SANDBOX_SUSPENDED);
+    usable(w, id, sn);
+    all_gone(w);
+}
+
 /* --- delete goes through everything --- */
 
 static void test_delete(void **state)
@@ -457,6 +478,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_faults, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_crashes, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_vmm_gone_meanwhile, world_setup, world_teardown),
+        cmocka_unit_test_setup_teardown(test_vmm_dies_after_the_capture, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_delete, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_park_that_fails, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_processes_that_cannot_be_taken_over, world_setup,
