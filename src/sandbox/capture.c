@@ -102,18 +102,6 @@ static void suspend_undone(struct sandboxes *s, struct sandbox *sb)
     flow_finish(s, sb, &err);
 }
 
-void capture_awake(struct sandboxes *s, struct sandbox *sb)
-{
-    POINT(sb, "awake");
-    sb->capture->stood = false;
-    if (suspends(sb))
-        suspend_undone(s, sb);
-    else if (sb->capture->sealing)
-        step_set(sb, STEP_SEAL, 0);
-    else
-        capture_end(s, sb);
-}
-
 static void discarded(struct sandboxes *s, struct call *c)
 {
     struct sandbox *sb = c->sb;
@@ -205,29 +193,20 @@ static void keep(struct sandboxes *s, struct sandbox *sb)
     store_commit(s->config.store, errand_done, errand_new(s, sb, kept));
 }
 
-/* --- the capture, from its end to its beginning --- */
+/* --- sealing --- */
 
 static void sealed(struct sandboxes *s, struct call *c)
 {
     struct sandbox *sb = c->sb;
-    if (call_stale(c) || !sb->capture || !sb->capture->sealing)
+    if (!ours(c, STEP_SEAL))
         return;
-    struct capture *cap = sb->capture;
     POINT(sb, "sealed");
-    cap->sealing = false;
-    cap->snapshot->bytes = c->bytes;
-    if (suspends(sb)) {
-        if (c->err.code)
-            capture_failed(s, sb, &c->err);
-        else
-            keep(s, sb);
-        return;
-    }
-    if (c->err.code) {
-        cap->err = c->err;
-        (void)error_wrap(&cap->err, "the snapshot could not be made");
-    }
-    if (!cap->stood)
+    sb->capture->snapshot->bytes = c->bytes;
+    if (c->err.code)
+        capture_failed(s, sb, &c->err);
+    else if (suspends(sb))
+        keep(s, sb);
+    else
         capture_end(s, sb);
 }
 
@@ -244,6 +223,27 @@ static void on_bytes(void *arg, const struct error *err, uint64_t bytes)
     errand_end(e);
 }
 
+static void seal(struct sandboxes *s, struct sandbox *sb)
+{
+    flow_phase(s, sb, "writing the snapshot");
+    step_set(sb, STEP_SEAL, 0);
+    broker_snapshot_seal(s->config.broker, sb->capture->snapshot->id, on_bytes, errand_new(s, sb, sealed));
+}
+
+void capture_awake(struct sandboxes *s, struct sandbox *sb)
+{
+    POINT(sb, "awake");
+    sb->capture->stood = false;
+    if (suspends(sb))
+        suspend_undone(s, sb);
+    else if (sb->capture->err.code)
+        capture_end(s, sb);
+    else
+        seal(s, sb);
+}
+
+/* --- the capture, from its end to its beginning --- */
+
 static void captured(struct sandboxes *s, struct call *c)
 {
     struct sandbox *sb = c->sb;
@@ -254,13 +254,11 @@ static void captured(struct sandboxes *s, struct call *c)
         return;
     }
     POINT(sb, "captured");
-    flow_phase(s, sb, "writing the snapshot");
-    sb->capture->sealing = true;
-    broker_snapshot_seal(s->config.broker, sb->capture->snapshot->id, on_bytes, errand_new(s, sb, sealed));
+    /* The VM first: sealing takes the processor that its standstill would wait for. */
     if (sb->capture->stood && !suspends(sb))
         machine_wake(s, sb);
     else
-        step_set(sb, STEP_SEAL, 0);
+        seal(s, sb);
 }
 
 static void take(struct sandboxes *s, struct sandbox *sb)

@@ -102,7 +102,7 @@ static void stop_ended(struct sandboxes *s, struct sandbox *sb)
 /* A suspend that has everything of the VM already: its end is what comes next anyway. */
 static bool needs_no_vm(const struct sandbox *sb)
 {
-    return sb->state == SANDBOX_SUSPENDING && (*sb->image || (sb->capture && sb->capture->sealing));
+    return sb->state == SANDBOX_SUSPENDING && (*sb->image || sb->step == STEP_SEAL);
 }
 
 void machine_exited(struct sandboxes *s, struct call *c)

@@ -183,8 +183,7 @@ struct capture {
     struct snapshot *snapshot; /* held */
     struct fork *fork;         /* held; NULL: of no fork */
     bool stood;                /* processes frozen or vCPUs stopped by this: they are to go on */
-    bool sealing, sealed;
-    struct error err; /* why it failed; code 0 */
+    struct error err;          /* why it failed; code 0 */
 };
 
 struct fork_child {
