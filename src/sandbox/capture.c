@@ -152,10 +152,12 @@ void capture_abandon(struct sandboxes *s, struct sandbox *sb)
 
 static void suspended(struct sandboxes *s, struct sandbox *sb, const struct error *err)
 {
+    const struct snapshot *sn = snapshot_get(s, sb->image);
+    json_int_t bytes = sn ? (json_int_t)sn->bytes : 0;
     flow_end(sb);
     sb->frozen = false; /* as long as there is no VM */
     (void)sandbox_move(s, sb, SANDBOX_SUSPENDED);
-    flow_finish(s, sb, err);
+    flow_finish_with(s, sb, json_made(json_pack("{s:s, s:I}", "sandbox_id", sb->id, "bytes", bytes)), err);
 }
 
 void suspend_adopted(struct sandboxes *s, struct sandbox *sb)

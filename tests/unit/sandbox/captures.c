@@ -68,8 +68,16 @@ static void test_suspend(void **state)
 {
     struct world *w = *state;
     char id[ID_SIZE];
+    char op[ID_SIZE];
     keep(id, world_running(w));
-    settle(w, id, SANDBOX_SUSPEND, SANDBOX_SUSPENDED);
+    assert_false(world_verb(w, id, SANDBOX_SUSPEND, op));
+    world_until(w, world_state(w, id) == SANDBOX_SUSPENDED);
+    json_t *r = result_of(w, op);
+    assert_string_equal(json_string_value(json_object_get(r, "sandbox_id")), id);
+    assert_int_equal(json_integer_value(json_object_get(r, "bytes")), 4096); /* what it cost */
+    json_decref(r);
+    world_until(w, ended(w, op));
+    world_turns(w, 1);
     assert_string_equal(w->log, "suspend=pending running>suspending suspend=running suspend=running "
                                 "suspend=running capture suspend=running suspend=running "
                                 "-guest:unavailable suspend=running suspending>suspended suspend=succeeded ");
