@@ -24,10 +24,14 @@ from harness.api import Sandbox  # noqa: E402
 from harness.wait import until  # noqa: E402
 from table import Failed, Figure, median, milliseconds, show  # noqa: E402
 import bare  # noqa: E402
+import life  # noqa: E402
 import output  # noqa: E402
 
 
-class Bench:
+NAMES = ("memory", "create", "exec", "stream", "get", *life.NAMES)
+
+
+class Bench(life.Life):
     def __init__(self, args):
         self.args, self.runs = args, args.runs
         self.server = None
@@ -192,7 +196,7 @@ class Bench:
     # --- all of it ---
     def run(self):
         figures = []
-        for name in ("memory", "create", "exec", "stream", "get"):
+        for name in NAMES:
             if self.args.only and name not in self.args.only:
                 continue
             print(f"measuring: {name} - {getattr(self, name).__doc__.splitlines()[0]}", flush=True)
@@ -210,7 +214,7 @@ def main():
     parser.add_argument("--bin", default="build")
     parser.add_argument("--runs", type=int, default=20, help="runs of which the median is taken (default 20)")
     parser.add_argument("--sandboxes", type=int, default=40, help="how many at once (default 40)")
-    parser.add_argument("--only", action="append", default=[], help="memory, create, exec, stream or get")
+    parser.add_argument("--only", action="append", default=[], choices=NAMES, help="one of: " + ", ".join(NAMES))
     args = parser.parse_args()
     if os.geteuid() != 0:
         sys.exit("bench.py: needs root: run `sudo make bench`")
