@@ -1,6 +1,7 @@
 /* The queue of calls, references, errands to the broker, and events for observers. */
 #include <assert.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "sandbox/private.h"
 
@@ -128,6 +129,7 @@ void errand_done(void *arg, const struct error *err)
     if (e->s) {
         struct call *c = call_new(e->s, e->sb, e->fn);
         c->flow = e->flow;
+        memcpy(c->id, e->id, sizeof(c->id));
         if (err)
             c->err = *err;
     }

@@ -47,6 +47,7 @@
 #define STARTS_MAX 4              /* sandboxes being started from snapshots at once */
 #define SNAPSHOTS_MAX 10000       /* of clients, on the whole server */
 #define SNAPSHOTS_EACH_MAX 256    /* of clients, of one sandbox */
+#define DOOMED_MAX 10000          /* removals of snapshots tried again; the next start finds the others */
 #define FORK_MAX 100              /* children of one request */
 #define SWEEP_MS 60000            /* how often it is looked for snapshots nobody owns */
 #define SWEEP_SOON_MS 5000        /* when there may be one */
@@ -309,6 +310,7 @@ struct call {
     enum sandbox_state from, to;
     bool owns;        /* vm and guest are on their way out: destroyed by this call */
     uint64_t bytes;   /* of a snapshot */
+    char id[ID_SIZE]; /* of what an errand was about, when that is no sandbox */
     struct error err; /* code 0: none */
 };
 
@@ -318,7 +320,14 @@ struct errand {
     struct sandboxes *s; /* NULL: the controller is gone */
     struct sandbox *sb;  /* held; may be NULL */
     uint64_t flow;       /* of sb, when asked for */
+    char id[ID_SIZE];    /* what it is about, when that is no sandbox */
     void (*fn)(struct sandboxes *s, struct call *c);
+};
+
+/* A snapshot whose files could not be removed. */
+struct doomed {
+    struct doomed *next;
+    char id[ID_SIZE];
 };
 
 struct sandboxes {
@@ -337,6 +346,8 @@ struct sandboxes {
     char *pool_path; /* the config's */
     struct loop_timer sweep;
     bool sweeping;
+    struct doomed *doomed;
+    unsigned doomed_count;
     uint64_t seq;
     unsigned finished_ops, deleted, waiters;
     struct observer observers[OBSERVERS_MAX];

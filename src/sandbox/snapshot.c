@@ -201,14 +201,23 @@ static void removed(struct sandboxes *s, struct call *c)
 {
     if (!c->err.code)
         return;
-    LOG(LOG_WARN, "the files of a snapshot could not be removed; it is tried again", "error=%s detail=" LOG_Q,
-        error_slug(c->err.code), c->err.message);
+    LOG(LOG_WARN, "the files of a snapshot could not be removed; it is tried again",
+        "snapshot=%s error=%s detail=" LOG_Q, c->id, error_slug(c->err.code), c->err.message);
+    /* Kept by name: one that was never sealed is not in the broker's list. */
+    struct doomed *d = s->doomed_count < DOOMED_MAX ? calloc(1, sizeof(*d)) : NULL;
+    if (d) {
+        memcpy(d->id, c->id, sizeof(d->id));
+        LL_PREPEND(s->doomed, d);
+        s->doomed_count++;
+    }
     sweep_in(s, SWEEP_SOON_MS);
 }
 
 static void remove_files(struct sandboxes *s, const char *id)
 {
-    broker_snapshot_remove(s->config.broker, id, errand_done, errand_new(s, NULL, removed));
+    struct errand *e = errand_new(s, NULL, removed);
+    (void)str_copy(e->id, sizeof(e->id), id);
+    broker_snapshot_remove(s->config.broker, id, errand_done, e);
 }
 
 static void let_go(struct snapshot *sn)
@@ -332,9 +341,23 @@ static void sweep(struct sandboxes *s)
     broker_snapshot_list(s->config.broker, on_swept, errand_new(s, NULL, NULL));
 }
 
+static void remove_again(struct sandboxes *s)
+{
+    struct doomed *d = s->doomed;
+    s->doomed = NULL;
+    s->doomed_count = 0;
+    while (d) {
+        struct doomed *next = d->next;
+        remove_files(s, d->id);
+        free(d);
+        d = next;
+    }
+}
+
 static void on_sweep(struct loop_timer *t)
 {
     expire(t->arg);
+    remove_again(t->arg);
     sweep(t->arg);
 }
 
@@ -376,6 +399,11 @@ void snapshots_destroy(struct sandboxes *s)
     struct snapshot *sn;
     struct snapshot *next;
     loop_timer_stop(&s->sweep);
+    while (s->doomed) {
+        struct doomed *d = s->doomed;
+        s->doomed = d->next;
+        free(d);
+    }
     HASH_CLEAR(hh, s->snapshots_by_id);
     DL_FOREACH_SAFE(s->snapshots, sn, next)
     {

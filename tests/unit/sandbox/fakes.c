@@ -174,6 +174,18 @@ unsigned fake_snapshots(void)
     return HASH_COUNT(fake.snapshots);
 }
 
+const char *fake_snapshots_text(void)
+{
+    static char text[1024];
+    size_t used = 0;
+    text[0] = '\0';
+    for (const struct snapshot_files *f = fake.snapshots; f && used < sizeof(text) - 128; f = f->hh.next)
+        used += (size_t)snprintf(text + used, sizeof(text) - used, "%s of %s%s%s%s; ", f->s.id,
+                                 f->s.sandbox_id, f->s.full ? " full" : " disk",
+                                 f->s.captured ? " captured" : "", f->s.sealed ? " sealed" : "");
+    return text;
+}
+
 void fake_pool(const char *path)
 {
     assert(str_copy(pool, sizeof(pool), path));

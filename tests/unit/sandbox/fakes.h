@@ -83,6 +83,7 @@ unsigned fake_machines(void);
 struct fake_snapshot *fake_snapshot(const char *id); /* NULL: no files of it */
 struct fake_snapshot *fake_snapshot_add(const char *id);
 unsigned fake_snapshots(void);
+const char *fake_snapshots_text(void); /* what they are, for messages; static memory */
 /* The broker ends with its daemon: requests it has are carried out (effect) or not, none is answered, and
  * what snapshots were being made is removed. VMMs live on. */
 void fake_broker_end(bool effect);
