@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,6 +13,7 @@
 #include <unistd.h>
 
 #include "base/cleanup.h"
+#include "base/clock.h"
 #include "base/fs.h"
 
 #define MAPS_MAX (16U << 20) /* 65,530 mappings, the kernel's limit, fit */
@@ -61,6 +63,37 @@ static bool has_ended(const struct memory_vmm *v)
 static int gone(const struct memory_vmm *v, struct error *err)
 {
     return error_set(err, ERROR_NOT_FOUND, "the VMM (pid %d) has ended", (int)v->pid);
+}
+
+/* --- the time it takes --- */
+
+#define READ_NS (60 * CLOCK_NS_PER_S)
+#define READ_SHIFT 24 /* and a second for each 16 MiB: pages may have to come in from a slow swap device */
+
+void memory_clock_init(struct memory_clock *c, uint64_t bytes)
+{
+    c->left_ns = READ_NS + (int64_t)(bytes >> READ_SHIFT) * CLOCK_NS_PER_S;
+    atomic_store(&c->due_ns, 0);
+}
+
+bool memory_clock_overdue(const struct memory_clock *c, int64_t now_ns)
+{
+    int64_t due = atomic_load(&c->due_ns);
+    return due != 0 && now_ns >= due;
+}
+
+static void clock_start(struct memory_clock *c)
+{
+    if (c)
+        atomic_store(&c->due_ns, clock_mono_ns() + c->left_ns);
+}
+
+static void clock_stop(struct memory_clock *c)
+{
+    if (!c)
+        return;
+    int64_t left = atomic_exchange(&c->due_ns, 0) - clock_mono_ns();
+    c->left_ns = left > 0 ? left : 0;
 }
 
 /* --- the address space --- */
@@ -345,7 +378,7 @@ static int scan_areas(const struct memory_vmm *v, int proc_fd, const struct area
     return rc;
 }
 
-int memory_scan(const struct memory_vmm *v, struct memory_map *ret, struct error *err)
+static int scan(const struct memory_vmm *v, struct memory_map *ret, struct error *err)
 {
     char path[32];
     struct areas areas = {0};
@@ -365,6 +398,14 @@ int memory_scan(const struct memory_vmm *v, struct memory_map *ret, struct error
     }
     *ret = map;
     return 0;
+}
+
+int memory_scan(const struct memory_vmm *v, struct memory_map *ret, struct error *err)
+{
+    clock_start(v->clock);
+    int rc = scan(v, ret, err);
+    clock_stop(v->clock);
+    return rc;
 }
 
 /* --- content --- */
@@ -415,12 +456,14 @@ int memory_read(const struct memory_vmm *v, const struct memory_map *m, uint64_t
     uint64_t skip;
     size_t run = find_run(m, first, &skip);
     int rc = 0;
+    clock_start(v->clock);
     while (rc == 0 && count > 0) {
         uint64_t pages = 0;
         rc = read_some(v, m, &run, &skip, count, to, &pages, err);
         to += pages * MEMORY_PAGE;
         count -= pages;
     }
+    clock_stop(v->clock);
     /* The pid was this process's as long as it lives: then every page was its own. */
     return has_ended(v) ? gone(v, err) : rc;
 }

@@ -28,13 +28,28 @@ struct memory_map {
     uint64_t pages; /* in all runs */
 };
 
+/* How long a VMM may still make its memory take to be read. Only what memory_scan and memory_read take
+ * counts, not what their caller does with the pages meanwhile. One thread reads; any may ask whether it takes
+ * too long. */
+struct memory_clock {
+    int64_t left_ns;
+    _Atomic int64_t due_ns; /* of the read under way, by the monotonic clock; 0: none is */
+};
+
+/* For a memory of that size: some time, and more for each byte. */
+void memory_clock_init(struct memory_clock *c, uint64_t bytes);
+
+/* Whether a read under way has used up all the time there was. */
+bool memory_clock_overdue(const struct memory_clock *c, int64_t now_ns);
+
 /* A process that was identified by its pidfd. */
 struct memory_vmm {
     pid_t pid;
     int pidfd;
-    int base_fd;    /* file it maps privately as its memory; -1: anonymous memory */
-    uint64_t bytes; /* size of its memory, a multiple of MEMORY_PAGE */
-    bool plain;     /* read pagemap also where the kernel has a quicker way: for tests */
+    int base_fd;                /* file it maps privately as its memory; -1: anonymous memory */
+    uint64_t bytes;             /* size of its memory, a multiple of MEMORY_PAGE */
+    bool plain;                 /* read pagemap also where the kernel has a quicker way: for tests */
+    struct memory_clock *clock; /* may be NULL */
 };
 
 /* Finds the changed pages. ERROR_NOT_FOUND when the process has ended, ERROR_CONFLICT when its address space

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "base/cleanup.h"
+#include "base/clock.h"
 #include "base/fault.h"
 #include "base/fs.h"
 #include "base/log.h"
@@ -24,7 +25,7 @@
 #define MIB (1024ULL * 1024)
 #define KEPT_MAX (128 * MIB) /* guests' memory held between capture and seal, of all snapshots */
 #define DIRECT_PAGES 1024U   /* pages at a time on their way straight into the clone */
-#define READ_MS 60000        /* longest time a VMM can make its memory take to be read */
+#define WATCH_MS 1000        /* between two looks at how long the reading takes */
 
 /* --- the table --- */
 
@@ -288,10 +289,15 @@ void op_snapshot_begin_end(struct job *j)
 
 /* --- capture --- */
 
-/* A VMM can make reading its memory wait; then it ends, and the read with it. */
+/* A VMM can make reading its memory wait; then it ends, and the read with it. How long the pages take to be
+ * written is no fault of its. */
 static void on_watchdog(struct loop_timer *t)
 {
     const struct snapshot *s = t->arg;
+    if (!memory_clock_overdue(&s->clock, clock_mono_ns())) {
+        loop_timer_start(t, WATCH_MS);
+        return;
+    }
     LOG(LOG_WARN, "the memory of a VMM cannot be read in time: it is ended", "sandbox=%s", s->sandbox_id);
     (void)proc_signal(s->watched_fd, SIGKILL);
 }
@@ -308,8 +314,10 @@ int op_snapshot_capture_begin(struct job *j)
     if (rc == 0 && s->full &&
         (r->vmm_pid != s->vmm_pid || r->vmm_start != s->vmm_start || !vmm_alive(r, &s->watched_fd)))
         rc = error_set(&j->err, ERROR_NOT_FOUND, "the VMM of %s has ended", s->sandbox_id);
-    if (rc == 0 && s->full)
-        loop_timer_start(&s->watchdog, READ_MS);
+    if (rc == 0 && s->full) {
+        memory_clock_init(&s->clock, s->pages.memory_bytes);
+        loop_timer_start(&s->watchdog, WATCH_MS);
+    }
     return rc;
 }
 
@@ -420,7 +428,8 @@ static int take_memory(struct job *j)
     struct memory_vmm v = {.pid = s->vmm_pid,
                            .pidfd = s->watched_fd,
                            .base_fd = s->pages.base_fd,
-                           .bytes = s->pages.memory_bytes};
+                           .bytes = s->pages.memory_bytes,
+                           .clock = &s->clock};
     int rc = memory_scan(&v, &map, &j->err);
     if (rc < 0)
         return rc;

@@ -94,6 +94,7 @@ struct snapshot {
     uint32_t *kept_numbers;
     uint64_t kept_pages;
     struct loop_timer watchdog; /* ends a VMM whose memory cannot be read in time */
+    struct memory_clock clock;
     int watched_fd;
     UT_hash_handle hh;
 };

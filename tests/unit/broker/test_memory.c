@@ -3,12 +3,17 @@
 #include "unit.h"
 
 #include <fcntl.h>
+#include <linux/userfaultfd.h>
+#include <poll.h>
+#include <pthread.h>
 #include <signal.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
 #include "base/cleanup.h"
+#include "base/clock.h"
 #include "broker/memory.h"
 
 enum { PAGES = 64 };
@@ -233,6 +238,77 @@ static void test_process_that_ended(void **state)
     (void)close(pidfd);
 }
 
+/* A page whose content another one provides when it likes, as a hostile VMM could: its descriptor. */
+static int stall(unsigned char *at)
+{
+    struct uffdio_api api = {.api = UFFD_API};
+    struct uffdio_register range = {.range = {(uintptr_t)at, MEMORY_PAGE},
+                                    .mode = UFFDIO_REGISTER_MODE_MISSING};
+    int fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0)
+        return -1;
+    assert_int_equal(ioctl(fd, UFFDIO_API, &api), 0);
+    assert_int_equal(ioctl(fd, UFFDIO_REGISTER, &range), 0);
+    return fd;
+}
+
+struct reading {
+    struct memory_vmm v;
+    struct memory_map m;
+    int rc;
+};
+
+static void *read_one(void *arg)
+{
+    struct reading *r = arg;
+    unsigned char content[MEMORY_PAGE];
+    r->rc = memory_read(&r->v, &r->m, 0, 1, content, NULL);
+    return NULL;
+}
+
+/* Only while a read waits does its time go by. */
+static void test_time_of_reading(void **state)
+{
+    struct fixture *f = *state;
+    struct memory_clock c;
+    struct reading r = {.v = target(f, f->file)};
+    memory_clock_init(&c, 160 << 20);
+    assert_int_equal(c.left_ns, 70 * CLOCK_NS_PER_S);
+    r.v.clock = &c;
+    const int64_t hour = 3600 * CLOCK_NS_PER_S;
+    *page(f, 1) = 'x';
+    assert_int_equal(memory_scan(&r.v, &r.m, NULL), 0);
+    assert_false(memory_clock_overdue(&c, clock_mono_ns() + hour)); /* none is under way */
+    int64_t left = c.left_ns;
+    assert_true(left > 0 && left < 70 * CLOCK_NS_PER_S);
+    unsigned char *at = mmap(NULL, MEMORY_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    AUTO_CLOSE int uffd = stall(at);
+    if (uffd < 0) {
+        print_message("no userfaultfd here: a read that waits is not tried\n");
+        memory_map_finish(&r.m);
+        return;
+    }
+    r.m.runs[0].address = (uintptr_t)at;
+    pthread_t thread;
+    assert_int_equal(pthread_create(&thread, NULL, read_one, &r), 0);
+    struct pollfd waits = {.fd = uffd, .events = POLLIN};
+    assert_int_equal(poll(&waits, 1, 10000), 1);
+    int64_t now = clock_mono_ns();
+    assert_false(memory_clock_overdue(&c, now));
+    assert_true(memory_clock_overdue(&c, now + left));
+    struct uffdio_zeropage zero = {.range = {(uintptr_t)at, MEMORY_PAGE}};
+    assert_int_equal(ioctl(uffd, UFFDIO_ZEROPAGE, &zero), 0);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    assert_int_equal(r.rc, 0);
+    assert_false(memory_clock_overdue(&c, clock_mono_ns() + hour));
+    assert_true(c.left_ns < left);
+    c.left_ns = 0; /* used up: the next one is overdue at once */
+    assert_int_equal(memory_read(&r.v, &r.m, 0, 1, (unsigned char[MEMORY_PAGE]){0}, NULL), 0);
+    assert_int_equal(c.left_ns, 0);
+    memory_map_finish(&r.m);
+    assert_int_equal(munmap(at, MEMORY_PAGE), 0);
+}
+
 int main(void)
 {
     if (geteuid() != 0) {
@@ -246,6 +322,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_pages_that_go, setup, teardown),
         cmocka_unit_test_setup_teardown(test_anonymous, setup, teardown),
         cmocka_unit_test_setup_teardown(test_process_that_ended, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_time_of_reading, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
