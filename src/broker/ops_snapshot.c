@@ -480,12 +480,13 @@ int op_snapshot_copy_begin(struct job *j)
     return 0;
 }
 
-/* Sealed files never change: the copy has other names for them. */
-static int copy_files(struct job *j, int from, int to)
+/* Sealed files never change: the copy has other names for them. One that is missing is about to be removed,
+ * with all the others. */
+static int copy_files(struct job *j, int from, int to, bool full)
 {
-    const char *const files[] = {"mem", "disk.raw", "state", "pages"};
-    for (size_t i = 0; i < ARRAY_LEN(files); i++) {
-        if (linkat(from, files[i], to, files[i], 0) < 0 && (errno != ENOENT || i == 1))
+    const char *const files[] = {"disk.raw", "mem", "state", "pages"};
+    for (size_t i = 0; i < (full ? ARRAY_LEN(files) : 1); i++) {
+        if (linkat(from, files[i], to, files[i], 0) < 0)
             return error_errno(&j->err, errno == ENOENT ? ERROR_NOT_FOUND : ERROR_INTERNAL, errno,
                                "%s of snapshot %s", files[i], j->req.source_id);
         fault_point("privd.snapshot-copy.file");
@@ -509,7 +510,7 @@ int op_snapshot_copy_run(struct job *j)
     (void)str_copy(m.id, sizeof(m.id), q->snapshot_id);
     m.bytes = 0;
     rc = to < 0 ? error_errno(&j->err, ERROR_INTERNAL, errno, "open snapshot %s", m.id)
-                : copy_files(j, from, to);
+                : copy_files(j, from, to, m.full);
     if (rc == 0)
         rc = manifest_write(to, &m, &j->err);
     fault_point("privd.snapshot-copy.sealed");
