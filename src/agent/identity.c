@@ -39,10 +39,24 @@ static int set_clock(uint64_t wall_ns)
     return clock_settime(CLOCK_REALTIME, &ts);
 }
 
+/* Text of the same length goes over the old in one write: a reader sees one or the other, as with a rename,
+ * for far less work of the kernel. A restore writes little else than such texts. */
+static bool write_over(const char *path, const char *text)
+{
+    struct stat st;
+    size_t n = strlen(text);
+    if (lstat(path, &st) < 0 || !S_ISREG(st.st_mode) || st.st_nlink != 1 || st.st_size != (off_t)n)
+        return false;
+    AUTO_CLOSE int fd = open(path, O_WRONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+    return fd >= 0 && fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && pwrite(fd, text, n, 0) == (ssize_t)n;
+}
+
 /* Replaces a small file; the guest owns the directory, so links are not followed and nothing is waited on. */
 static int write_text(const char *path, const char *text)
 {
     char temp[128];
+    if (write_over(path, text))
+        return 0;
     (void)snprintf(temp, sizeof(temp), "%s.space", path);
     (void)unlink(temp);
     AUTO_CLOSE int fd = open(temp, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
@@ -86,14 +100,31 @@ static void read_identity(const struct proto_fields *f, struct agent_identity *r
     memcpy(ret->machine, proto_get_bytes(f, PROTO_F_MACHINE, &n), sizeof(ret->machine));
 }
 
-/* What programs see of the identity. The generation comes last: who sees it sees the others as well. */
-static int become(const struct agent_identity *id, char *ret_why, size_t why_size)
+static int set_names(const struct agent_identity *id, char *ret_why, size_t why_size)
 {
-    char machine[33], text[32];
+    char machine[33];
     if (sethostname(id->hostname, strlen(id->hostname)) < 0)
         return failed(ret_why, why_size, "cannot set the hostname");
     str_hex(id->machine, sizeof(id->machine), machine);
     write_names(id->hostname, machine);
+    return 0;
+}
+
+static bool same_names(const struct agent_identity *a, const struct agent_identity *b)
+{
+    return strcmp(a->hostname, b->hostname) == 0 && memcmp(a->machine, b->machine, sizeof(a->machine)) == 0;
+}
+
+/* What programs see of the identity. The generation comes last: who sees it sees the others as well. A
+ * sandbox that is itself again, after a pause or a restore, keeps what its owner has made of the names since.
+ */
+static int become(const struct agent_identity *was, const struct agent_identity *id, char *ret_why,
+                  size_t why_size)
+{
+    char text[32];
+    int code = same_names(was, id) ? 0 : set_names(id, ret_why, why_size);
+    if (code)
+        return code;
     (void)snprintf(text, sizeof(text), "%llu\n", (unsigned long long)id->generation);
     if (mkdir(RUN_DIR, 0755) < 0 && errno != EEXIST)
         return failed(ret_why, why_size, "cannot make " RUN_DIR);
@@ -104,8 +135,7 @@ static int become(const struct agent_identity *id, char *ret_why, size_t why_siz
 
 static bool same(const struct agent_identity *a, const struct agent_identity *b)
 {
-    return a->generation == b->generation && strcmp(a->sandbox, b->sandbox) == 0 &&
-           strcmp(a->hostname, b->hostname) == 0 && memcmp(a->machine, b->machine, sizeof(a->machine)) == 0;
+    return a->generation == b->generation && strcmp(a->sandbox, b->sandbox) == 0 && same_names(a, b);
 }
 
 int agent_identify(struct agent *a, const struct proto_fields *f, char *ret_why, size_t why_size)
@@ -120,9 +150,8 @@ int agent_identify(struct agent *a, const struct proto_fields *f, char *ret_why,
         return failed(ret_why, why_size, "cannot reseed the kernel's random numbers");
     if (set_clock(proto_get_u64(f, PROTO_F_WALL, 0) + (uint64_t)clock_mono_ns() - then) < 0)
         return failed(ret_why, why_size, "cannot set the clock");
-    /* The same sandbox that has only been paused keeps what its owner has made of the names since. */
     if (!same(&id, &a->identity)) {
-        int code = become(&id, ret_why, why_size);
+        int code = become(&a->identity, &id, ret_why, why_size);
         if (code)
             return code;
     }
