@@ -9,10 +9,12 @@
 
 #define READY_TIMEOUT_MS 30000
 #define LOST_TIMEOUT_MS 5000
+#define LINGER_MS 20
 
 static void free_guest(struct guest *g)
 {
     guest_link_finish(g);
+    loop_timer_stop(&g->linger);
     loop_defer_cancel(g->loop, &g->flush);
     buf_finish(&g->rx);
     buf_finish(&g->tx);
@@ -108,6 +110,11 @@ void guest_flush_later(struct guest *g)
         loop_defer(g->loop, &g->flush, on_flush, g);
 }
 
+static void on_linger(struct loop_timer *t)
+{
+    guest_flush_later(t->arg);
+}
+
 int guest_create(struct loop *l, const struct guest_config *config, const struct guest_events *events,
                  void *arg, struct guest **ret, struct error *err)
 {
@@ -128,6 +135,7 @@ int guest_create(struct loop *l, const struct guest_config *config, const struct
     buf_init(&g->tx, GUEST_TX_MAX);
     proto_assembly_init(&g->assembly);
     guest_quiesce_init(g);
+    loop_timer_init(l, &g->linger, on_linger, g);
     int r = g->socket_path && g->sandbox_id ? guest_link_start(g, err)
                                             : error_set(err, ERROR_NO_MEMORY, "no memory for a guest");
     if (r < 0) {
@@ -177,13 +185,26 @@ uint32_t guest_new_channel(struct guest *g)
     return g->next_channel++;
 }
 
+static bool put_frame(struct guest *g, uint8_t type, uint32_t channel, struct buf *body)
+{
+    return g->link == LINK_READY &&
+           proto_send(&g->tx, g->tag, type, channel, body ? buf_head(body) : NULL, body ? buf_len(body) : 0);
+}
+
 bool guest_send(struct guest *g, uint8_t type, uint32_t channel, struct buf *body)
 {
     if (g->link != LINK_READY)
         return false;
-    bool sent =
-        proto_send(&g->tx, g->tag, type, channel, body ? buf_head(body) : NULL, body ? buf_len(body) : 0);
+    bool sent = put_frame(g, type, channel, body);
     guest_flush_later(g);
+    return sent;
+}
+
+bool guest_send_along(struct guest *g, uint8_t type, uint32_t channel, struct buf *body)
+{
+    bool sent = put_frame(g, type, channel, body);
+    if (sent && !g->linger.active)
+        loop_timer_start(&g->linger, LINGER_MS);
     return sent;
 }
 

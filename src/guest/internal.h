@@ -106,6 +106,7 @@ struct guest {
     struct loop_timer retry, deadline, alive;
     struct loop_timer quiesce; /* while one is under way: the latest time for its answer */
     struct loop_deferred flush;
+    struct loop_timer linger; /* the last moment for what was sent in its own time */
     struct buf rx, tx;
     struct proto_assembly assembly;
     uint64_t epoch;
@@ -137,6 +138,10 @@ struct guest {
 void guest_enter(struct guest *g);
 void guest_leave(struct guest *g); /* may free g */
 void guest_flush_later(struct guest *g);
+
+/* Sends when something else is sent, or after a moment: what nobody waits for does not wake the guest alone.
+ */
+bool guest_send_along(struct guest *g, uint8_t type, uint32_t channel, struct buf *body);
 /* Handles one whole message. 0, or -1 with the fault named. */
 int guest_message(struct guest *g, const struct proto_frame *f, const char **ret_why);
 /* The link is up: everything that waits for it is sent. */

@@ -338,7 +338,7 @@ void guest_process_release(struct guest_process *p)
         return;
     }
     if (p->announced)
-        (void)guest_send(g, PROTO_RELEASE, p->channel, NULL);
+        (void)guest_send_along(g, PROTO_RELEASE, p->channel, NULL);
     g->late += 4096;
     for (int i = 0; i < 2; i++) {
         uint64_t credit = p->told_limit[i] - p->received[i];
