@@ -24,6 +24,7 @@
 #define EXIT_BUSY 3 /* another broker serves the state directory */
 #define WORKERS 8
 #define LOCK_WAIT_S 20
+#define END_S 10 /* longest time for what is under way at the end; less than the next broker waits */
 
 /* What root is kept for; everything else is given up for good, also for the programs it executes. */
 static const struct {
@@ -80,6 +81,16 @@ static int lock(const char *state_dir, int *ret_fd, struct error *err)
     return 0;
 }
 
+/* What is under way is brought to its end, but not at any price: a worker may be writing gigabytes, or wait
+ * for a VMM that does not want to be read, and the next broker waits for the lock. What is cut short then is
+ * what a crash would have cut short. */
+static void end_in_time(void)
+{
+    struct sigaction a = {.sa_handler = SIG_DFL};
+    (void)sigaction(SIGALRM, &a, NULL);
+    (void)alarm(END_S);
+}
+
 static void raise_nofile(void)
 {
     struct rlimit r;
@@ -111,6 +122,7 @@ static int serve(struct privd *p, const struct privd_options *o, struct error *e
     if (rc < 0)
         return rc;
     loop_run(p->loop);
+    end_in_time();
     builds_finish(p);
     jobs_finish(p);
     privd_snapshots_free(p); /* their timers are the loop's */

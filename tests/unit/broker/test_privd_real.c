@@ -533,6 +533,29 @@ static void test_nothing_is_left(void **state)
     assert_int_equal(glob(groups, 0, NULL, &g), GLOB_NOMATCH);
 }
 
+/* A worker that waits for ever holds up neither the broker's end nor the next one. */
+static void test_ends_in_time(void **state)
+{
+    (void)state;
+    struct answer a = {0};
+    char sn[ID_SIZE];
+    id_new("sn", sn);
+    AUTO_FREE char *dir = str_printf("%s/pool/snapshots/%s", real.dir, sn);
+    AUTO_FREE char *fifo = str_printf("%s/manifest", dir);
+    assert_int_equal(mkdir(dir, 0750) | mkfifo(fifo, 0600), 0);
+    pid_t broker = real_broker_pid(&real);
+    broker_snapshot_seal(real.broker, sn, on_bytes, &a); /* reads what nobody writes */
+    for (int i = 0; i < 5; i++)
+        loop_turn(real.loop, 20);
+    assert_false(a.done);
+    real_close(&real);
+    int status = proc_wait(broker);
+    assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM);
+    real_open(&real);
+    CALL(&real, &a, 30, broker_snapshot_remove, sn, on_done, &a);
+    assert_answer(&a);
+}
+
 /* Last: purge on a directory with a running VMM, and again on what is then nothing. */
 static void test_purge(void **state)
 {
@@ -585,6 +608,7 @@ int main(void)
         cmocka_unit_test(test_restore_maps_privately),
         cmocka_unit_test(test_malformed_requests),
         cmocka_unit_test(test_half_made_sandboxes),
+        cmocka_unit_test(test_ends_in_time),
         cmocka_unit_test(test_nothing_is_left),
         cmocka_unit_test(test_purge),
     };
