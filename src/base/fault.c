@@ -1,6 +1,7 @@
 #include "base/fault.h"
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -18,7 +19,8 @@ static struct {
     int signal;
     unsigned long countdown;
     const char *file, *log;
-} fault;
+    pthread_mutex_t lock; /* over name, signal and countdown */
+} fault = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 /* NAME:ACTION[:N]; what cannot be read switches nothing on. */
 static void read_spec(const char *spec)
@@ -78,8 +80,10 @@ void fault_point(const char *name)
         return;
     if (fault.log)
         note(name);
+    (void)pthread_mutex_lock(&fault.lock);
     if (fault.file)
         read_file();
     if (*fault.name && strcmp(fault.name, name) == 0 && fault.countdown > 0 && --fault.countdown == 0)
         (void)kill(getpid(), fault.signal);
+    (void)pthread_mutex_unlock(&fault.lock);
 }

@@ -1,17 +1,18 @@
 /* Named points between two side effects, where a test can stop or kill the program.
  *
  * Off unless the environment has SPACE_FAULT when fault_init is called:
- *   SPACE_FAULT="NAME:kill"   SIGKILL to itself when the point NAME is passed
- *   SPACE_FAULT="NAME:stop"   SIGSTOP to itself: the test kills whom it likes, and sends SIGCONT
+ *   SPACE_FAULT="NAME:kill"      SIGKILL to itself when the point NAME is passed
+ *   SPACE_FAULT="NAME:stop"      SIGSTOP to itself: the test kills whom it likes, and sends SIGCONT
  *   SPACE_FAULT="NAME:ACTION:N"  at the Nth time (default 1)
- *   SPACE_FAULT="@FILE"     what FILE holds (NAME:ACTION), looked at anew at every point, so that a test arms
- * and disarms it while the program runs; an absent or empty file is nothing SPACE_FAULT_LOG=FILE      appends
- * every name that is passed, a line each, before anything else happens Names are "verb.step"; docs/testing.md
- * tells how they are used. */
+ *   SPACE_FAULT="@FILE"          what FILE holds (NAME:ACTION), looked at anew at every point: a test arms and
+ *                                disarms it while the program runs; an absent or empty file is nothing
+ *   SPACE_FAULT_LOG=FILE         every name that is passed is appended, a line each, before anything else
+ *
+ * Names are "verb.step"; docs/testing.md tells how they are used. */
 #pragma once
 
 /* Reads the environment, once, at the start of a program. */
 void fault_init(void);
 
-/* Passes a point. Nothing but a look at one flag when faults are off. */
+/* Passes a point, on any thread. Nothing but a look at one flag when faults are off. */
 void fault_point(const char *name);

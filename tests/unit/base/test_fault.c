@@ -2,6 +2,7 @@
 #include "unit.h"
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <signal.h>
 #include <sys/wait.h>
 
@@ -89,6 +90,40 @@ static void looks_into_a_file(void **state)
     assert_int_equal(unlink(path) | rmdir(dir), 0);
 }
 
+static void *pass_many(void *arg)
+{
+    for (int i = 0; i < 2000; i++)
+        fault_point(arg);
+    return NULL;
+}
+
+/* The file is read by two threads at a time: what one reads is not what the other has half read. */
+static void two_threads_at_once(void **state)
+{
+    (void)state;
+    AUTO_FREE char *dir = unit_mkdir();
+    AUTO_FREE char *path = NULL;
+    AUTO_FREE char *spec = NULL;
+    assert_true(asprintf(&path, "%s/arm", dir) > 0 && asprintf(&spec, "@%s", path) > 0);
+    FILE *arm = fopen(path, "w");
+    assert_true(arm && fputs("a.two:kill\n", arm) >= 0 && fclose(arm) == 0);
+    for (int round = 0; round < 100; round++) {
+        pid_t pid = fork();
+        if (pid == 0) {
+            pthread_t other;
+            (void)setenv("SPACE_FAULT", spec, 1);
+            fault_init();
+            (void)pthread_create(&other, NULL, pass_many, "a.one");
+            fault_point("a.two"); /* this one, the first time it is passed */
+            _exit(0);
+        }
+        int status = -1;
+        assert_int_equal(waitpid(pid, &status, 0), pid);
+        assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+    }
+    assert_int_equal(unlink(path) | rmdir(dir), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -97,6 +132,7 @@ int main(void)
         cmocka_unit_test(stops_and_goes_on),
         cmocka_unit_test(logs_what_is_passed),
         cmocka_unit_test(looks_into_a_file),
+        cmocka_unit_test(two_threads_at_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
