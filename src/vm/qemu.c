@@ -47,6 +47,7 @@ static void finish_op(struct vm *vm, const struct error *err)
     loop_timer_stop(&q->timer);
     if (q->state_fd >= 0)
         (void)close(TAKE_FD(q->state_fd));
+    q->fdset = -1;
     q->step = NULL;
     q->done = NULL;
     done(q->done_arg, err);
@@ -360,7 +361,6 @@ static void run(struct vm *vm, const struct qemu_step *steps, vm_done done, void
 static void run_state(struct vm *vm, const struct qemu_step *steps, int state_fd, vm_done done, void *arg)
 {
     struct qemu *q = vm->priv;
-    q->fdset = -1;
     q->state_fd = fcntl(state_fd, F_DUPFD_CLOEXEC, 3); /* its turn comes after this call */
     if (q->state_fd >= 0) {
         run(vm, steps, done, arg);
