@@ -114,6 +114,7 @@ struct guest {
     uint32_t tag;
     unsigned attempt; /* SYNCs on this connection */
     unsigned waited;  /* times nothing was answered on this connection */
+    unsigned sync_ms; /* time for an answer to a SYNC */
     unsigned backoff_ms;
     bool was_ready, held, destroyed;
     bool wants_write;

@@ -14,7 +14,8 @@
 #include "guest/internal.h"
 
 #define CONNECT_RETRY_MS 20
-#define SYNC_RETRY_MS 250
+#define SYNC_FIRST_MS 250
+#define SYNC_MAX_MS 2000
 #define SYNC_RETRIES 8 /* on one connection, then a new one */
 #define BACKOFF_FIRST_MS 50
 #define BACKOFF_MAX_MS 2000
@@ -131,6 +132,7 @@ static void link_ready(struct guest *g)
     link_set(g, LINK_READY);
     loop_timer_stop(&g->deadline);
     g->was_ready = true;
+    g->sync_ms = SYNC_FIRST_MS;
     g->ping = 0;
     g->last_heard = clock_mono_ns();
     if (!g->held)
@@ -262,7 +264,7 @@ static void send_sync(struct guest *g)
     struct proto_sync s = {
         .version_low = PROTO_VERSION_LOWEST, .version_high = PROTO_VERSION, .payload_max = PROTO_PAYLOAD_MAX};
     int unread = 0;
-    loop_timer_start(&g->retry, SYNC_RETRY_MS);
+    loop_timer_start(&g->retry, g->sync_ms);
     /* The VM has not taken what it was sent: its guest does not listen yet, and more of the same does not
      * help. */
     if (buf_len(&g->tx) || (g->attempt > 0 && ioctl(g->fd, SIOCOUTQ, &unread) == 0 && unread > 0))
@@ -306,9 +308,11 @@ static void on_retry(struct loop_timer *t)
     guest_enter(g);
     if (g->link == LINK_SYNC && ++g->waited > SYNC_RETRIES) {
         /* A VMM that was connected to while its vCPUs stood still may have missed that somebody listens, and
-         * then its guest's port stays full for ever; it looks again when a connection comes. */
+         * then its guest's port stays full for ever; it looks again when a connection comes. Or the guest is
+         * slow, and each answer came when the next SYNC had made it void. */
         close_socket(g);
         link_set(g, LINK_DOWN);
+        g->sync_ms = g->sync_ms * 2 < SYNC_MAX_MS ? g->sync_ms * 2 : SYNC_MAX_MS;
     }
     if (g->link == LINK_DOWN)
         connect_once(g);
@@ -358,6 +362,7 @@ int guest_link_start(struct guest *g, struct error *err)
     loop_timer_init(g->loop, &g->retry, on_retry, g);
     loop_timer_init(g->loop, &g->deadline, on_deadline, g);
     loop_timer_init(g->loop, &g->alive, on_alive, g);
+    g->sync_ms = SYNC_FIRST_MS;
     loop_timer_start(&g->retry, 0);
     start_deadline(g);
     return 0;

@@ -498,6 +498,46 @@ static void a_deaf_connection_is_replaced(void **state)
     end(&l);
 }
 
+/* A guest on an overloaded host takes longer for each answer than the first SYNCs are given. */
+static void a_slow_agent_is_met(void **state)
+{
+    enum { SLOW_MS = 400, WAITING = 16 };
+    struct {
+        uint64_t epoch;
+        int64_t due;
+    } late[WAITING];
+    unsigned from = 0, to = 0;
+    struct liar l;
+    (void)state;
+    begin(&l, 20000, 5000);
+    int64_t limit = clock_mono_ns() + 15 * CLOCK_NS_PER_S;
+    while (l.ready == 0 && clock_mono_ns() < limit) {
+        struct proto_sync s;
+        bool found;
+        char byte;
+        turn(&l);
+        if (l.fd >= 0 && recv(l.fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0) {
+            (void)close(TAKE_FD(l.fd));
+            from = to; /* answers to a host that has gone are dropped */
+        }
+        buf_consume(&l.in, proto_sync_find(buf_head(&l.in), buf_len(&l.in), false, &s, &found));
+        if (found) {
+            late[to % WAITING].epoch = s.epoch;
+            late[to++ % WAITING].due = clock_mono_ns() + SLOW_MS * CLOCK_NS_PER_MS;
+        }
+        if (l.fd < 0 || from == to || late[from % WAITING].due > clock_mono_ns())
+            continue;
+        l.epoch = late[from++ % WAITING].epoch;
+        l.tag = proto_epoch_tag(l.epoch);
+        put_ack(&l, l.epoch, PROTO_VERSION);
+        put_hello(&l);
+        flush(&l);
+    }
+    assert_int_equal(l.ready, 1);
+    assert_int_equal(l.lost, 0);
+    end(&l);
+}
+
 static void another_version_is_final(void **state)
 {
     (void)state;
@@ -702,6 +742,7 @@ int main(void)
         cmocka_unit_test(what_came_before_the_epoch_is_skipped),
         cmocka_unit_test(sync_is_repeated),
         cmocka_unit_test(a_deaf_connection_is_replaced),
+        cmocka_unit_test(a_slow_agent_is_met),
         cmocka_unit_test(another_version_is_final),
         cmocka_unit_test(an_agent_that_never_answers),
         cmocka_unit_test(a_silent_agent_is_lost),
