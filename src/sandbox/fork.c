@@ -154,8 +154,9 @@ void child_ended(struct sandboxes *s, struct sandbox *sb, const struct error *er
         f->left--;
         if (err && f->first.code == 0)
             f->first = *err;
-        fork_progress(f);
-        if (f->left == 0)
+        if (f->started)
+            fork_progress(f);
+        if (f->started && f->left == 0)
             fork_over(s, f);
     }
     fork_release(f);
@@ -164,6 +165,7 @@ void child_ended(struct sandboxes *s, struct sandbox *sb, const struct error *er
 void fork_go(struct sandboxes *s, struct fork *f)
 {
     f->refs++; /* over the loop */
+    f->started = true;
     for (unsigned i = 0; i < f->count; i++) {
         struct sandbox *sb = sandboxes_find(s, f->children[i].id);
         if (sb && sb->fork == f)

@@ -201,6 +201,7 @@ struct fork {
     struct operation *op;      /* held */
     struct snapshot *snapshot; /* held */
     unsigned refs, count, left, alive;
+    bool started;       /* the snapshot is ready, and the children were sent on their way */
     struct error first; /* failure of a child */
     struct fork_child children[];
 };

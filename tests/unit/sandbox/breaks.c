@@ -404,6 +404,42 @@ static void test_delete(void **state)
     }
 }
 
+/* All children go before there is anything to make them from. The capture is not over by that: its parent is
+ * frozen, and the operation is what says so to the next daemon. */
+static void test_children_deleted_during_the_capture(void **state)
+{
+    struct world *w = *state;
+    for (int crash = 0; crash < 2; crash++) {
+        char id[ID_SIZE];
+        char child[ID_SIZE];
+        char sn[ID_SIZE];
+        char op[ID_SIZE];
+        struct error err = ERROR_INIT;
+        keep(id, made(w, RUN, sn));
+        unsigned before = fake_count(FAKE_SAVE);
+        fake_mode(FAKE_SAVE, crash ? FAKE_HANG : FAKE_LATE, 0);
+        assert_ok(world_fork(w, id, NULL, op, &err), &err);
+        keep(child, sandbox_id(sandboxes_next(w->all, NULL)));
+        world_until(w, fake_count(FAKE_SAVE) > before);
+        assert_false(world_verb(w, child, SANDBOX_DELETE, NULL));
+        assert_false(ended(w, op));
+        world_until(w, world_state(w, child) == SANDBOX_DELETED);
+        if (crash) {
+            assert_string_equal(world_field(w, id, "operation_id"), op);
+            world_stop(w);
+            world_start(w);
+            world_until(w, w->started);
+        }
+        fake_mode(FAKE_SAVE, FAKE_OK, 0);
+        world_until(w, ended(w, op));
+        assert_string_equal(world_op(w, op), "failed");
+        assert_int_equal(world_state(w, id), SANDBOX_RUNNING);
+        assert_false(fake_find(id)->frozen);
+        world_until(w, fake_snapshots() == 1); /* only the client's */
+        all_gone(w);
+    }
+}
+
 /* --- what cannot be released, and what cannot be taken over --- */
 
 static void test_park_that_fails(void **state)
@@ -480,6 +516,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_vmm_gone_meanwhile, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_vmm_dies_after_the_capture, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_delete, world_setup, world_teardown),
+        cmocka_unit_test_setup_teardown(test_children_deleted_during_the_capture, world_setup,
+                                        world_teardown),
         cmocka_unit_test_setup_teardown(test_park_that_fails, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_processes_that_cannot_be_taken_over, world_setup,
                                         world_teardown),
