@@ -107,19 +107,42 @@ void adopt_try(struct sandboxes *s, struct sandbox *sb)
         vm_adopt(sb->vm, on_adopted, sb);
 }
 
-/* Running by the record: a VM that stands still was on its way out of a pause that was not kept. */
-static void ran(struct sandboxes *s, struct call *c)
+/* Paused by the record. */
+static void stopped_again(struct sandboxes *s, struct call *c)
 {
     if (!call_stale(c) && c->err.code && c->err.code != ERROR_GONE)
-        sandbox_fail(s, c->sb, "resume_failed", &c->err);
+        sandbox_fail(s, c->sb, "pause_failed", &c->err);
 }
 
-static void on_ran(void *arg, const struct error *err)
+static void on_stopped_again(void *arg, const struct error *err)
 {
-    struct sandbox *sb = arg;
-    struct call *c = call_new(sb->all, sb, ran);
-    if (err)
-        c->err = *err;
+    call_answer(arg, stopped_again, err);
+}
+
+static void adopt_paused(struct sandboxes *s, struct sandbox *sb)
+{
+    guest_hold(sb->guest, true);
+    flow_end(sb);
+    if (vm_is_running(sb->vm)) {
+        /* A resume was under way and not recorded yet: it may have thawed the processes. */
+        sb->frozen = false;
+        sandbox_save(s, sb);
+        vm_pause(sb->vm, on_stopped_again, sb);
+    }
+    if (sb->op)
+        op_interrupted(s, sb);
+    ready_check(s, sb); /* who came meanwhile may wake it now */
+}
+
+/* A VM that stands still, or whose processes are frozen, was on its way into a pause or a capture. Frozen
+ * ones are seen when the link is up. */
+static void adopt_running(struct sandboxes *s, struct sandbox *sb)
+{
+    flow_end(sb);
+    if (sb->op)
+        (void)error_set(&sb->verdict, ERROR_UNAVAILABLE, "interrupted by a restart of the server");
+    if (sb->op || !vm_is_running(sb->vm))
+        machine_wake(s, sb);
 }
 
 /* Finishes what the record says was under way; each of these can be repeated. */
@@ -127,13 +150,7 @@ static void adopt_go_on(struct sandboxes *s, struct sandbox *sb)
 {
     switch (sb->state) {
     case SANDBOX_PAUSED:
-        guest_hold(sb->guest, true);
-        flow_end(sb);
-        if (sb->op)
-            op_interrupted(s, sb);
-        if (vm_is_running(sb->vm))
-            vm_pause(sb->vm, on_ran, sb);
-        ready_check(s, sb); /* who came meanwhile may wake it now */
+        adopt_paused(s, sb);
         break;
     case SANDBOX_PAUSING:
         restart(s, sb, pause_begin);
@@ -158,13 +175,7 @@ static void adopt_go_on(struct sandboxes *s, struct sandbox *sb)
         link_wait(s, sb, COLD_LINK_MS);
         break;
     default:
-        flow_end(sb);
-        if (sb->op) {
-            /* A capture was under way: the vCPUs stand still perhaps, or the processes are frozen. */
-            (void)error_set(&sb->verdict, ERROR_UNAVAILABLE, "interrupted by a restart of the server");
-            machine_wake(s, sb);
-        } else if (!vm_is_running(sb->vm))
-            vm_resume(sb->vm, on_ran, sb);
+        adopt_running(s, sb);
         break;
     }
 }

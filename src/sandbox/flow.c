@@ -31,6 +31,11 @@ static void linked(struct sandboxes *s, struct call *c)
         quiesce_reach(s, sb);
     else if (sb->step == STEP_SHUTDOWN)
         shutdown_ask(s, sb);
+    else if (sb->step == STEP_NONE && sb->state == SANDBOX_RUNNING && guest_is_frozen(sb->guest)) {
+        /* By a daemon that was killed before it had recorded what for. */
+        flow_start(sb);
+        machine_wake(s, sb);
+    }
     ready_check(s, sb);
 }
 

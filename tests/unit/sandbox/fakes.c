@@ -1005,6 +1005,11 @@ bool guest_is_ready(const struct guest *g)
     return g->ready;
 }
 
+bool guest_is_frozen(const struct guest *g)
+{
+    return g->ready && g->machine && g->machine->m.frozen;
+}
+
 void guest_hold(struct guest *g, bool held)
 {
     if (g->machine)

@@ -62,6 +62,46 @@ static void test_paused(void **state)
     assert_int_equal(fake_find(id)->identified, 2);
 }
 
+/* What a daemon has begun may be ahead of what it had time to record. */
+static void test_frozen_without_a_record(void **state)
+{
+    struct world *w = *state;
+    for (int still = 0; still < 2; still++) {
+        char id[ID_SIZE];
+        keep(id, world_running(w));
+        world_stop(w);
+        fake_find(id)->frozen = true;
+        fake_find(id)->running = !still;
+        world_start(w);
+        world_until(w, w->started);
+        world_until(w, !fake_find(id)->frozen && fake_find(id)->running);
+        world_until(w, world_state(w, id) == SANDBOX_RUNNING);
+        assert_int_equal(fake_find(id)->identified, 2);
+    }
+}
+
+static void test_resumed_without_a_record(void **state)
+{
+    struct world *w = *state;
+    char id[ID_SIZE];
+    char op[ID_SIZE];
+    struct error err = ERROR_INIT;
+    keep(id, world_running(w));
+    settle(w, id, SANDBOX_PAUSE, SANDBOX_PAUSED);
+    world_stop(w);
+    fake_find(id)->frozen = false;
+    fake_find(id)->running = true;
+    world_start(w);
+    world_until(w, w->started);
+    world_until(w, !fake_find(id)->running);
+    restart(w); /* that it is not frozen any more is remembered */
+    assert_int_equal(world_state(w, id), SANDBOX_PAUSED);
+    assert_int_equal(world_fork(w, id, NULL, op, &err), ERROR_CONFLICT);
+    assert_non_null(strstr(err.message, "resume the sandbox first"));
+    settle(w, id, SANDBOX_RESUME, SANDBOX_RUNNING);
+    assert_ok(world_fork(w, id, NULL, op, &err), &err);
+}
+
 static void test_stopped_and_failed(void **state)
 {
     struct world *w = *state;
@@ -308,6 +348,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_running, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_paused, world_setup, world_teardown),
+        cmocka_unit_test_setup_teardown(test_frozen_without_a_record, world_setup, world_teardown),
+        cmocka_unit_test_setup_teardown(test_resumed_without_a_record, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_stopped_and_failed, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_vmm_ended_meanwhile, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_pausing, world_setup, world_teardown),
