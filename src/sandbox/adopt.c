@@ -236,11 +236,19 @@ static void adopt_restoring(struct sandboxes *s, struct sandbox *sb)
         restart(s, sb, *sb->rollback ? rollback_begin : restore_begin);
 }
 
-/* Nothing of it runs. One whose host part could not be released then is tried again. */
+static void asleep_parked(struct sandboxes *s, struct call *c)
+{
+    leftover_removed(s, c);
+    if (!call_stale(c)) /* else it is on its way up, which has parked it itself */
+        c->sb->parked = c->err.code == 0;
+}
+
+/* Nothing of it runs, by the record. But a start or a restore may have been under way and not recorded yet,
+ * and its VMM would be in the way of the next. */
 static void adopt_asleep(struct sandboxes *s, struct sandbox *sb)
 {
-    if (!sb->parked)
-        errand_run(s, ERRAND_PARK, sb, sb->id, leftover_removed);
+    sb->parked = false;
+    errand_run(s, ERRAND_PARK, sb, sb->id, asleep_parked);
     if (sb->op)
         op_interrupted(s, sb);
 }

@@ -102,6 +102,30 @@ static void test_resumed_without_a_record(void **state)
     assert_ok(world_fork(w, id, NULL, op, &err), &err);
 }
 
+static void test_started_without_a_record(void **state)
+{
+    struct world *w = *state;
+    static const enum sandbox_verb down[] = {SANDBOX_STOP, SANDBOX_SUSPEND};
+    static const enum sandbox_state states[] = {SANDBOX_STOPPED, SANDBOX_SUSPENDED};
+    for (int i = 0; i < 4; i++) {
+        char id[ID_SIZE];
+        char op[ID_SIZE];
+        keep(id, world_running(w));
+        assert_false(world_verb(w, id, down[i % 2], op));
+        world_until(w, strcmp(world_op(w, op), "succeeded") == 0);
+        world_stop(w);
+        fake_find(id)->alive = true; /* a VMM that nobody knows of */
+        world_start(w);
+        world_until(w, w->started);
+        if (i < 2) /* else it is woken at once */
+            world_until(w, !fake_find(id)->alive);
+        assert_int_equal(world_state(w, id), states[i % 2]);
+        assert_false(world_verb(w, id, SANDBOX_WAKE, op));
+        world_until(w, operation_finished(operations_find(w->all, op)));
+        assert_string_equal(world_op(w, op), "succeeded");
+    }
+}
+
 static void test_stopped_and_failed(void **state)
 {
     struct world *w = *state;
@@ -350,6 +374,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_paused, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_frozen_without_a_record, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_resumed_without_a_record, world_setup, world_teardown),
+        cmocka_unit_test_setup_teardown(test_started_without_a_record, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_stopped_and_failed, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_vmm_ended_meanwhile, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_pausing, world_setup, world_teardown),
