@@ -110,7 +110,10 @@ static void discarded(struct sandboxes *s, struct call *c)
     /* Without a record nobody goes on from it, whatever the broker could do. */
     snapshot_fail(s, sb->capture->snapshot);
     fault_point("suspend.discarded");
-    if (sb->before == SANDBOX_PAUSED)
+    if (vm_pid(sb->vm) == 0) { /* it ended when its end did not matter */
+        const struct error err = sb->capture->err;
+        sandbox_fail(s, sb, "vmm_exited", &err);
+    } else if (sb->before == SANDBOX_PAUSED)
         suspend_undone(s, sb);
     else
         machine_wake(s, sb);

@@ -371,6 +371,31 @@ static void test_vmm_dies_after_the_capture(void **state)
     all_gone(w);
 }
 
+/* The same when the image then cannot be kept: nothing of it is left to run on. */
+static void test_vmm_dies_and_the_seal_fails(void **state)
+{
+    struct world *w = *state;
+    static const enum sandbox_state from[] = {RUN, PAU};
+    for (int i = 0; i < 2; i++) {
+        char id[ID_SIZE];
+        char sn[ID_SIZE];
+        char op[ID_SIZE];
+        keep(id, made(w, from[i], sn));
+        unsigned before = fake_count(FAKE_SEAL);
+        fake_mode(FAKE_SEAL, FAKE_FAIL, ERROR_NO_SPACE);
+        assert_int_equal(ask(w, SUSPEND, id, sn, op), 0);
+        world_until(w, fake_count(FAKE_SEAL) > before);
+        fake_exit(id, "killed");
+        fake_mode(FAKE_SEAL, FAKE_OK, 0);
+        world_until(w, ended(w, op));
+        assert_string_equal(world_op(w, op), "failed");
+        assert_int_equal(world_state(w, id), SANDBOX_FAILED);
+        assert_string_equal(world_field(w, id, "failure.reason"), "vmm_exited");
+        usable(w, id, sn);
+        all_gone(w);
+    }
+}
+
 /* --- delete goes through everything --- */
 
 static void test_delete(void **state)
@@ -515,6 +540,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_crashes, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_vmm_gone_meanwhile, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_vmm_dies_after_the_capture, world_setup, world_teardown),
+        cmocka_unit_test_setup_teardown(test_vmm_dies_and_the_seal_fails, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_delete, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_children_deleted_during_the_capture, world_setup,
                                         world_teardown),
