@@ -32,10 +32,14 @@ static bool in_use(const struct sandbox *sb)
 
 /* --- what policy asks for --- */
 
+static bool asked_lately(const struct sandbox *sb, enum sandbox_verb verb, int64_t now)
+{
+    return sb->asked_ms > 0 && sb->asked == verb && now < sb->asked_ms + ASK_AGAIN_MS;
+}
+
 bool policy_asked(const struct sandbox *sb, enum sandbox_verb verb, int64_t now)
 {
-    return sb->asked_ms > 0 && sb->asked == verb && sb->active_ms <= sb->asked_ms &&
-           now < sb->asked_ms + ASK_AGAIN_MS;
+    return asked_lately(sb, verb, now) && sb->active_ms <= sb->asked_ms;
 }
 
 const char *policy_reason(enum policy_why why)
@@ -63,7 +67,8 @@ void policy_ask(struct sandboxes *s, struct sandbox *sb, enum sandbox_verb verb,
     sb->active_ms = active_ms; /* a verb is activity when somebody else asks for it */
     sb->asked_ms = now_ms(s);
     sb->asked = verb;
-    sb->asleep = rc == 0 && (verb == SANDBOX_PAUSE || verb == SANDBOX_SUSPEND);
+    if (rc == 0 && (verb == SANDBOX_PAUSE || verb == SANDBOX_SUSPEND))
+        sb->asleep = true; /* until it runs, or somebody else says how it is to be */
     LOG(rc < 0 ? LOG_DEBUG : LOG_INFO, "policy acts", "sandbox=%s operation=%s verb=%s reason=" LOG_Q, sb->id,
         rc < 0 ? "-" : operation_id(op), sandbox_verb_name(verb), rc < 0 ? err.message : policy_reason(why));
 }
@@ -161,7 +166,7 @@ static void look_at_idle(struct sandboxes *s, struct sandbox *sb, int64_t now)
     if (in_use(sb)) {
         sandbox_touch(s, sb);
         if (sb->asleep && sb->lifecycle.auto_wake && sb->state != SANDBOX_RUNNING &&
-            !policy_asked(sb, SANDBOX_WAKE, now))
+            !asked_lately(sb, SANDBOX_WAKE, now))
             policy_ask(s, sb, SANDBOX_WAKE, POLICY_USE);
         return;
     }

@@ -289,6 +289,8 @@ int sandboxes_verb(struct sandboxes *s, struct sandbox *sb, enum sandbox_verb as
         rc = verb_begin(s, sb, verb, ret_op, err);
     if (rc == 0) {
         *ret_already = there;
+        if (sb->why == POLICY_NONE)
+            sb->asleep = false;
         sandbox_touch(s, sb);
     }
     return rc;

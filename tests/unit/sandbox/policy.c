@@ -73,6 +73,40 @@ static void test_busy_is_not_idle(void **state)
     world_until(w, world_state(w, id) == SANDBOX_PAUSED);
 }
 
+/* Who uses it while it sleeps wakes it: also when that does not work at once, but not every second. */
+static void test_use_wakes(void **state)
+{
+    struct world *w = *state;
+    const char *id = new_with(w, "'idle_timeout_s':60,'on_idle':'suspend','auto_wake':true");
+    pass(w, 60);
+    world_until(w, world_state(w, id) == SANDBOX_SUSPENDED);
+    fake_mode(FAKE_LAUNCH, FAKE_FAIL, ERROR_INTERNAL);
+    sandbox_busy(w->all, sandboxes_find(w->all, id), 1);
+    world_until(w, fake_count(FAKE_LAUNCH) == 1);
+    world_until(w, world_state(w, id) == SANDBOX_SUSPENDED);
+    for (int i = 0; i < 9; i++)
+        pass(w, 1);
+    assert_int_equal(fake_count(FAKE_LAUNCH), 1);
+    fake_mode(FAKE_LAUNCH, FAKE_OK, 0);
+    pass(w, 1);
+    world_until(w, world_state(w, id) == SANDBOX_RUNNING);
+}
+
+/* What a client has put to sleep stays so, also when policy had begun it. */
+static void test_use_wakes_nothing_else(void **state)
+{
+    struct world *w = *state;
+    const char *id = new_with(w, "'idle_timeout_s':60,'on_idle':'pause','auto_wake':true");
+    pass(w, 60);
+    world_until(w, world_state(w, id) == SANDBOX_PAUSED);
+    assert_false(world_verb(w, id, SANDBOX_SUSPEND, NULL));
+    world_until(w, world_state(w, id) == SANDBOX_SUSPENDED);
+    sandbox_busy(w->all, sandboxes_find(w->all, id), 1);
+    pass(w, 20);
+    assert_int_equal(world_state(w, id), SANDBOX_SUSPENDED);
+    assert_int_equal(fake_count(FAKE_LAUNCH), 0);
+}
+
 /* --- the ladder --- */
 
 #define LADDER \
@@ -529,6 +563,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_idle_pauses, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_idle_deletes_or_nothing, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_busy_is_not_idle, world_setup, world_teardown),
+        cmocka_unit_test_setup_teardown(test_use_wakes, world_setup, world_teardown),
+        cmocka_unit_test_setup_teardown(test_use_wakes_nothing_else, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_ladder, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_ladder_begins_anew_with_use, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_ladder_after_a_restart, world_setup, world_teardown),
