@@ -71,6 +71,7 @@ void way_back(struct sandboxes *s, struct sandbox *sb, enum sandbox_state to, co
     sb->before = to;
     sb->image_used = false;
     flow_start(sb);
+    sandbox_save(s, sb); /* that it was used may be on the disk, or on its way there */
     machine_drop(s, sb, err);
     park(s, sb, came_back);
 }

@@ -371,6 +371,31 @@ static void test_store_refuses(void **state)
     assert_string_equal(world_op(w, op), "succeeded");
 }
 
+/* That its image was used could not be written, so it was not; and then the daemon ends. */
+static void test_store_refuses_a_restore(void **state)
+{
+    struct world *w = *state;
+    char op[ID_SIZE];
+    const char *id = world_running(w);
+    assert_false(world_verb(w, id, SANDBOX_SUSPEND, NULL));
+    world_until(w, world_state(w, id) == SANDBOX_SUSPENDED);
+    world_turns(w, 20);
+    fake_mode(FAKE_LOAD, FAKE_LATE, 0);
+    assert_false(world_verb(w, id, SANDBOX_RESTORE, op));
+    world_until(w, fake_count(FAKE_LOAD) == 1);
+    sql(w, "CREATE TRIGGER t BEFORE INSERT ON sandbox BEGIN SELECT RAISE(FAIL, 'no'); END");
+    fake_mode(FAKE_PARK, FAKE_HANG, 0);
+    unsigned parks = fake_count(FAKE_PARK);
+    world_until(w, fake_count(FAKE_PARK) > parks);
+    sql(w, "DROP TRIGGER t");
+    world_stop(w);
+    fake_exit(id, "parked");
+    fake_mode(FAKE_PARK, FAKE_OK, 0);
+    world_start(w);
+    world_until(w, world_state(w, id) == SANDBOX_RUNNING);
+    assert_string_equal(world_op(w, op), "succeeded");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -391,6 +416,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_vmm_dies_while_stopping, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_start_that_fails, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_store_refuses, world_setup, world_teardown),
+        cmocka_unit_test_setup_teardown(test_store_refuses_a_restore, world_setup, world_teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
