@@ -151,7 +151,7 @@ struct transition {
 };
 
 /* A record and the broker's files. Whoever works on or with one holds it (`uses`); its files go when it was
- * put away and nobody uses it. */
+ * put away, durably, and nobody uses it. */
 struct snapshot {
     UT_hash_handle hh;
     struct snapshot *prev, *next; /* newest first */

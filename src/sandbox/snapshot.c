@@ -234,6 +234,15 @@ void snapshot_release(struct snapshot *sn)
         let_go(sn);
 }
 
+/* A store that cannot write must not keep files: it may be they that its disk is full of. */
+static void record_gone(void *arg, const struct error *err)
+{
+    (void)err;
+    snapshot_release(arg);
+}
+
+/* A crash may leave files without a record, which are found, but no record without its files: a rollback
+ * would end a VM for nothing. */
 void snapshot_put_away(struct sandboxes *s, struct snapshot *sn)
 {
     if (sn->gone)
@@ -241,8 +250,8 @@ void snapshot_put_away(struct sandboxes *s, struct snapshot *sn)
     sn->gone = true;
     store_delete(s->config.store, STORE_SNAPSHOT, sn->id);
     HASH_DEL(s->snapshots_by_id, sn);
-    if (sn->uses == 0)
-        let_go(sn);
+    snapshot_hold(sn);
+    store_commit(s->config.store, record_gone, sn);
 }
 
 void snapshot_made(struct sandboxes *s, struct snapshot *sn, uint64_t bytes)
@@ -407,6 +416,7 @@ void snapshots_destroy(struct sandboxes *s)
     HASH_CLEAR(hh, s->snapshots_by_id);
     DL_FOREACH_SAFE(s->snapshots, sn, next)
     {
+        store_commit_cancel(s->config.store, sn);
         DL_DELETE(s->snapshots, sn);
         snapshot_free(sn);
     }
