@@ -169,25 +169,24 @@ static int check_count(struct sandboxes *s, unsigned more, struct error *err)
     return 0;
 }
 
-static int check_disk(const struct sandboxes *s, uint64_t more, struct error *err)
+static int check_disk(const struct sandboxes *s, struct error *err)
 {
     uint64_t reserve = s->config.min_free_disk_mib;
-    if (!s->pool_known || s->pool_free_mib >= reserve + more)
+    if (!s->pool_known || s->pool_free_mib >= reserve)
         return 0;
     int rc = error_set(err, ERROR_NO_SPACE,
-                       "the pool has %" PRIu64 " MiB free and keeps %" PRIu64 " MiB; %" PRIu64
-                       " MiB more do not fit",
-                       s->pool_free_mib, reserve, more);
+                       "the pool has %" PRIu64 " MiB free and keeps %" PRIu64 " MiB: nothing new is made",
+                       s->pool_free_mib, reserve);
     error_retry(err, SPACE_RETRY_S);
     return rc;
 }
 
-int capacity_check(struct sandboxes *s, uint64_t more_memory_mib, unsigned more_sandboxes,
-                   uint64_t more_disk_mib, struct error *err)
+int capacity_check(struct sandboxes *s, uint64_t more_memory_mib, unsigned more_sandboxes, bool new_files,
+                   struct error *err)
 {
     int rc = check_count(s, more_sandboxes, err);
-    if (rc == 0)
-        rc = check_disk(s, more_disk_mib, err);
+    if (rc == 0 && new_files)
+        rc = check_disk(s, err);
     return rc == 0 ? check_memory(s, more_memory_mib, err) : rc; /* last: it may act */
 }
 

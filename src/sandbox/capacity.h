@@ -4,13 +4,14 @@
 #include "sandbox/private.h"
 
 /* Whether so much more fits. ERROR_CAPACITY (count, memory) or ERROR_NO_SPACE (the pool), both with a time to
- * try again. more_disk_mib: what is sure to be written at once; clones share what they are made of, so 0 asks
- * only whether the reserve is free.
+ * try again. new_files: whether the reserve of the pool has to be free. Clones share what they are made of,
+ * so how much they will take is not known; and what exists may run again on a pool that is nearly full, or
+ * nobody could make room in it.
  *
  * Under the policy suspend_under_pressure, memory that is short is no refusal as long as suspending idle
  * sandboxes gives enough: that is begun here, and the work has to be queued with capacity_begin. */
-int capacity_check(struct sandboxes *s, uint64_t more_memory_mib, unsigned more_sandboxes,
-                   uint64_t more_disk_mib, struct error *err);
+int capacity_check(struct sandboxes *s, uint64_t more_memory_mib, unsigned more_sandboxes, bool new_files,
+                   struct error *err);
 
 /* Queues begin(sb), as call_new does, once the memory that sb needs (its shape's) is really free. It waits in
  * STEP_ROOM, the oldest sandbox first; after ROOM_MS its operation fails with ERROR_CAPACITY and it is what

@@ -543,7 +543,7 @@ int sandboxes_snapshot(struct sandboxes *s, struct sandbox *sb, const json_t *bo
     if (rc == 0)
         rc = store_check(s, err);
     if (rc == 0)
-        rc = capacity_check(s, 0, 0, 0, err);
+        rc = capacity_check(s, 0, 0, true, err);
     if (rc == 0)
         rc = take_operation(s, sb, "snapshot", err);
     if (rc < 0)

@@ -294,7 +294,7 @@ int create_from_snapshot(struct sandboxes *s, const struct create_spec *spec, co
                                      .project = sn->project};
     int rc = snapshot_check(s, sn, err);
     if (rc == 0)
-        rc = capacity_check(s, sn->shape.memory_mib, 1, 0, err);
+        rc = capacity_check(s, sn->shape.memory_mib, 1, true, err);
     if (rc < 0)
         return rc;
     struct sandbox *sb = child_new(s, sn, &child);
@@ -361,7 +361,8 @@ static int check(struct sandboxes *s, const struct sandbox *sb, int64_t count, s
         rc = error_set(err, ERROR_INTERNAL, "the snapshot it was suspended to is gone");
     if (rc == 0)
         rc = store_check(s, err);
-    return rc == 0 ? capacity_check(s, (uint64_t)count * sb->shape.memory_mib, (unsigned)count, 0, err) : rc;
+    return rc == 0 ? capacity_check(s, (uint64_t)count * sb->shape.memory_mib, (unsigned)count, true, err)
+                   : rc;
 }
 
 static void fork_free(struct fork *f, struct sandbox **made, unsigned n)

@@ -88,7 +88,7 @@ static int create_from_template(struct sandboxes *s, const struct create_spec *s
     if (rc == 0)
         rc = create_spec_shape(&s->config, spec, disk_mib, &shape, err);
     if (rc == 0)
-        rc = capacity_check(s, shape.memory_mib, 1, 0, err);
+        rc = capacity_check(s, shape.memory_mib, 1, true, err);
     if (rc == 0)
         rc = make(s, spec, project, digest, &shape, &sb, err);
     if (rc != 0)
@@ -190,7 +190,7 @@ static int verb_check(struct sandboxes *s, struct sandbox *sb, enum sandbox_verb
     if (rc == 0 && verb == SANDBOX_RESTORE && image)
         rc = snapshot_check(s, image, err);
     if (rc == 0 && (verb == SANDBOX_START || verb == SANDBOX_RESTORE))
-        rc = capacity_check(s, sb->shape.memory_mib, 0, 0, err);
+        rc = capacity_check(s, sb->shape.memory_mib, 0, false, err);
     return rc;
 }
 

@@ -130,7 +130,8 @@ static int check(struct sandboxes *s, const struct sandbox *sb, const struct sna
     int rc = store_check(s, err);
     if (rc == 0)
         rc = snapshot_check(s, sn, err);
-    return rc == 0 && boots && !resident ? capacity_check(s, sb->shape.memory_mib, 0, 0, err) : rc;
+    unsigned more = sb->state == SANDBOX_FAILED ? 1 : 0; /* failed ones do not count */
+    return rc == 0 && boots && !resident ? capacity_check(s, sb->shape.memory_mib, more, false, err) : rc;
 }
 
 int sandboxes_rollback(struct sandboxes *s, struct sandbox *sb, const json_t *body, struct operation **ret_op,

@@ -6,7 +6,7 @@
 #include "base/cleanup.h"
 #include "base/log.h"
 #include "base/str.h"
-#include "sandbox/private.h"
+#include "sandbox/capacity.h"
 #include "json/json.h"
 
 #define RECORD_VERSION 1
@@ -199,8 +199,10 @@ static void sweep_in(struct sandboxes *s, unsigned ms)
 
 static void removed(struct sandboxes *s, struct call *c)
 {
-    if (!c->err.code)
+    if (!c->err.code) {
+        capacity_freed(s);
         return;
+    }
     LOG(LOG_WARN, "the files of a snapshot could not be removed; it is tried again",
         "snapshot=%s error=%s detail=" LOG_Q, c->id, error_slug(c->err.code), c->err.message);
     /* Kept by name: one that was never sealed is not in the broker's list. */

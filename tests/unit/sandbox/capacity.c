@@ -127,7 +127,7 @@ static void test_disk(void **state)
     go(w);
     world_until(w, pool.asked > 0);
     assert_int_equal(create_code(w, &err), ERROR_NO_SPACE);
-    assert_string_equal(err.message, "the pool has 199 MiB free and keeps 200 MiB; 0 MiB more do not fit");
+    assert_string_equal(err.message, "the pool has 199 MiB free and keeps 200 MiB: nothing new is made");
     assert_true(err.retry_s > 0);
     assert_null(sandboxes_next(w->all, NULL));
     pool.free_mib = 200;
@@ -139,6 +139,40 @@ static void test_disk(void **state)
     asked = pool.asked;
     world_until(w, pool.asked > asked);
     assert_ok(create_code(w, &err), &err);
+}
+
+/* What exists may run again on a pool that is nearly full: who could make room in it otherwise? */
+static void test_disk_is_for_what_is_new(void **state)
+{
+    struct world *w = again(state);
+    struct error err = ERROR_INIT;
+    char sn[ID_SIZE];
+    char op[ID_SIZE];
+    w->config.pool_info = pool_info;
+    w->config.min_free_disk_mib = 200;
+    pool.free_mib = 300;
+    go(w);
+    const char *stopped = world_running(w);
+    const char *suspended = world_running(w);
+    assert_ok(world_snapshot(w, suspended, NULL, sn, op, &err), &err);
+    world_until(w, strcmp(world_op(w, op), "succeeded") == 0);
+    assert_false(world_verb(w, stopped, SANDBOX_STOP, NULL));
+    assert_false(world_verb(w, suspended, SANDBOX_SUSPEND, NULL));
+    world_until(w, world_state(w, stopped) == SANDBOX_STOPPED);
+    world_until(w, world_state(w, suspended) == SANDBOX_SUSPENDED);
+    pool.free_mib = 10;
+    unsigned asked = pool.asked;
+    world_until(w, pool.asked > asked);
+    assert_int_equal(world_fork(w, suspended, NULL, op, &err), ERROR_NO_SPACE);
+    assert_int_equal(world_snapshot(w, suspended, NULL, op, op, &err), ERROR_NO_SPACE);
+    assert_false(world_verb(w, stopped, SANDBOX_START, NULL));
+    assert_false(world_verb(w, suspended, SANDBOX_RESTORE, NULL));
+    world_until(w, world_state(w, stopped) == SANDBOX_RUNNING);
+    world_until(w, world_state(w, suspended) == SANDBOX_RUNNING);
+    world_until(w, create_code(w, &err) == ERROR_NO_SPACE);
+    /* A snapshot that goes counts as a sandbox does. */
+    assert_ok(snapshots_remove(w->all, snapshots_find(w->all, sn), &err), &err);
+    world_until(w, create_code(w, &err) == 0);
 }
 
 /* What is removed counts at once in favour of the next, and what is really free is found out. */
@@ -447,6 +481,27 @@ static void test_number_is_refused_all_the_same(void **state)
     assert_int_equal(world_state(w, one), SANDBOX_RUNNING);
 }
 
+/* A failed sandbox does not count, one that is rolled back does. */
+static void test_rollback_counts(void **state)
+{
+    struct world *w = again(state);
+    struct error err = ERROR_INIT;
+    char sn[ID_SIZE];
+    char op[ID_SIZE];
+    w->config.max_sandboxes = 1;
+    go(w);
+    const char *id = world_running(w);
+    assert_ok(world_snapshot(w, id, NULL, sn, op, &err), &err);
+    world_until(w, strcmp(world_op(w, op), "succeeded") == 0);
+    fake_exit(id, "gone");
+    world_until(w, world_state(w, id) == SANDBOX_FAILED);
+    const char *other = world_running(w);
+    assert_int_equal(world_rollback(w, id, sn, op, &err), ERROR_CAPACITY);
+    assert_false(world_verb(w, other, SANDBOX_DELETE, NULL));
+    world_until(w, world_state(w, other) == SANDBOX_DELETED);
+    assert_ok(world_rollback(w, id, sn, op, &err), &err);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -454,6 +509,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_start_needs_memory_and_resume_does_not, world_setup,
                                         world_teardown),
         cmocka_unit_test_setup_teardown(test_disk, world_setup, world_teardown),
+        cmocka_unit_test_setup_teardown(test_disk_is_for_what_is_new, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_disk_after_a_delete, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_disk_is_asked_for_once_at_a_time, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_the_longest_idle_is_suspended, world_setup, world_teardown),
@@ -468,6 +524,7 @@ int main(void)
                                         world_teardown),
         cmocka_unit_test_setup_teardown(test_fork_does_not_suspend_its_parent, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_number_is_refused_all_the_same, world_setup, world_teardown),
+        cmocka_unit_test_setup_teardown(test_rollback_counts, world_setup, world_teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
