@@ -81,7 +81,7 @@ static void capture_end(struct sandboxes *s, struct sandbox *sb)
         snapshot_made(s, cap->snapshot, cap->snapshot->bytes);
     if (cap->fork && err.code) {
         flow_finish(s, sb, &err);
-        fork_fail(s, cap->fork, &err);
+        fork_fail(s, cap->fork);
     } else if (cap->fork) {
         fork_made(s, sb, cap->fork);
     } else {
@@ -141,13 +141,11 @@ void capture_failed(struct sandboxes *s, struct sandbox *sb, const struct error 
 void capture_abandon(struct sandboxes *s, struct sandbox *sb)
 {
     struct capture *cap = sb->capture;
-    struct error err = ERROR_INIT;
     if (!cap)
         return;
-    (void)error_set(&err, ERROR_GONE, "the sandbox that is forked is %s", sandbox_state_name(sb->state));
     snapshot_fail(s, cap->snapshot);
     if (cap->fork)
-        fork_fail(s, cap->fork, &err);
+        fork_fail(s, cap->fork);
     capture_free(sb);
 }
 

@@ -177,11 +177,9 @@ void fork_go(struct sandboxes *s, struct fork *f)
     fork_release(f);
 }
 
-void fork_fail(struct sandboxes *s, struct fork *f, const struct error *err)
+void fork_fail(struct sandboxes *s, struct fork *f)
 {
     f->refs++;
-    if (f->first.code == 0)
-        f->first = *err;
     for (unsigned i = 0; i < f->count; i++) {
         struct sandbox *sb = sandboxes_find(s, f->children[i].id);
         if (!sb || sb->fork != f)

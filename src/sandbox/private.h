@@ -498,8 +498,8 @@ int create_from_snapshot(struct sandboxes *s, const struct create_spec *spec, co
 void child_begin(struct sandboxes *s, struct call *c);
 void turn_leave(struct sandbox *sb);
 void child_ended(struct sandboxes *s, struct sandbox *sb, const struct error *err); /* NULL: it runs */
-void fork_go(struct sandboxes *s, struct fork *f);                            /* the snapshot is ready */
-void fork_fail(struct sandboxes *s, struct fork *f, const struct error *err); /* it could not be made */
+void fork_go(struct sandboxes *s, struct fork *f);   /* the snapshot is ready */
+void fork_fail(struct sandboxes *s, struct fork *f); /* it could not be made: the children go */
 void fork_release(struct fork *f);
 void forks_recover(struct sandboxes *s, struct operation *op); /* interrupted by a restart */
 void forks_destroy(struct sandboxes *s);
