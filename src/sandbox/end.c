@@ -110,10 +110,12 @@ void machine_exited(struct sandboxes *s, struct call *c)
     struct sandbox *sb = c->sb;
     if (!c->vm || c->vm != sb->vm || needs_no_vm(sb))
         return;
+    /* The image is marked before it is used, so that the mark alone does not say that it was. */
+    bool ran = sb->image_used && sb->step != STEP_COMMIT;
     if (sb->state == SANDBOX_STOPPING)
         stop_ended(s, sb);
-    else if (sb->state == SANDBOX_RESTORING && !sb->image_used && *sb->image)
-        boot_refused(s, sb, &c->err); /* it never ran */
+    else if (sb->state == SANDBOX_RESTORING && *sb->image && !ran)
+        boot_refused(s, sb, &c->err);
     else if (sb->state != SANDBOX_DELETING)
         sandbox_fail(s, sb, "vmm_exited", &c->err);
 }

@@ -69,6 +69,8 @@ void way_back(struct sandboxes *s, struct sandbox *sb, enum sandbox_state to, co
 {
     sb->verdict = *err;
     sb->before = to;
+    if (sb->image_used)
+        sb->generation--; /* nobody has seen it */
     sb->image_used = false;
     flow_start(sb);
     sandbox_save(s, sb); /* that it was used may be on the disk, or on its way there */
@@ -98,7 +100,6 @@ static void committed(struct sandboxes *s, struct call *c)
     if (call_stale(c) || sb->step != STEP_COMMIT)
         return;
     if (c->err.code) {
-        sb->generation--;
         boot_refused(s, sb, &c->err);
         return;
     }

@@ -395,6 +395,27 @@ static void test_vmm_dies_and_the_seal_fails(void **state)
     }
 }
 
+/* The VMM dies while it is written down that the image is used: it was not. */
+static void test_vmm_dies_before_it_ran(void **state)
+{
+    struct world *w = *state;
+    char id[ID_SIZE];
+    char sn[ID_SIZE];
+    char op[ID_SIZE];
+    keep(id, made(w, SUS, sn));
+    unsigned before = fake_count(FAKE_LOAD);
+    assert_int_equal(ask(w, RESTORE, id, sn, op), 0);
+    world_until(w, fake_count(FAKE_LOAD) > before && !fake_find(id)->started);
+    assert_true(fake_find(id)->alive && !fake_find(id)->running);
+    fake_exit(id, "killed");
+    world_until(w, ended(w, op));
+    assert_string_equal(world_op(w, op), "failed");
+    assert_int_equal(world_state(w, id), SANDBOX_SUSPENDED);
+    assert_string_equal(world_field(w, id, "generation"), "1");
+    usable(w, id, sn);
+    all_gone(w);
+}
+
 /* --- delete goes through everything --- */
 
 static void test_delete(void **state)
@@ -558,6 +579,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_vmm_gone_meanwhile, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_vmm_dies_after_the_capture, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_vmm_dies_and_the_seal_fails, world_setup, world_teardown),
+        cmocka_unit_test_setup_teardown(test_vmm_dies_before_it_ran, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_delete, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_children_deleted_during_the_capture, world_setup,
                                         world_teardown),
