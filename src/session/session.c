@@ -86,7 +86,8 @@ static void on_guest(void *arg, const struct sandbox *sb, struct guest *g, const
         s->link(s->link_arg, sandbox_id(sb), g, why);
 }
 
-/* The suspend did not come about: what waits is given to the guest by the link that it has. */
+/* The suspend did not come about: what waits is given to the guest by the link that it has, also when its
+ * vCPUs stand still. */
 static void bucket_stays(struct bucket *b)
 {
     struct process *p;
@@ -104,7 +105,7 @@ static void on_changed(void *arg, const struct sandbox *sb, enum sandbox_state f
     (void)snprintf(message, sizeof(message), "the sandbox was %s",
                    to == SANDBOX_FAILED ? "lost: it failed" : sandbox_state_name(to));
     bucket_end(b, to, message);
-    if (from == SANDBOX_SUSPENDING && to == SANDBOX_RUNNING)
+    if (from == SANDBOX_SUSPENDING && (to == SANDBOX_RUNNING || to == SANDBOX_PAUSED))
         bucket_stays(b);
     if (to == SANDBOX_SUSPENDED)
         bucket_suspended(b);

@@ -353,9 +353,9 @@ static void test_unsent_feed(void **state)
     assert_true(g->input_closed);
 }
 
-static void test_failed_suspend_keeps_input(void **state)
+/* back: what it was before; the input goes out when it runs. */
+static void failed_suspend(struct world *w, enum sandbox_state back)
 {
-    struct world *w = *state;
     struct guest_process *g;
     struct process *p = started_process(w, &g);
     size_t taken = 0;
@@ -365,13 +365,23 @@ static void test_failed_suspend_keeps_input(void **state)
     g->unsent = 3;
     fake_move(w->sandboxes, w->sb, SANDBOX_SUSPENDING);
     json_decref(sessions_capture(w->sessions, w->sb));
-    fake_move(w->sandboxes, w->sb, SANDBOX_RUNNING);
+    fake_move(w->sandboxes, w->sb, back);
+    if (back == SANDBOX_PAUSED) {
+        fake_move(w->sandboxes, w->sb, SANDBOX_RESUMING);
+        fake_move(w->sandboxes, w->sb, SANDBOX_RUNNING);
+    }
     g->unsent = 0; /* the link has sent it */
     world_restart(w);
     fake_link(w->sandboxes, w->sb, w->guest, NULL);
     g = adopted(w->guest, id, 0);
     fake_started(g, 42);
     input_is(g, "");
+}
+
+static void test_failed_suspend_keeps_input(void **state)
+{
+    failed_suspend(*state, SANDBOX_RUNNING);
+    failed_suspend(*state, SANDBOX_PAUSED);
 }
 
 /* A host that crashed may have lost the journal; the guest has been told that its bytes are taken. */
