@@ -28,6 +28,9 @@ json_t *process_input_json(const struct process *p)
     return json_stringn(text, base64_length(n));
 }
 
+/* Room is asked for by whole groups of base64. */
+_Static_assert(INPUT_MAX % 3 == 0, "input that fits has to fit with its padding");
+
 bool process_input_set(struct process *p, const json_t *input)
 {
     size_t got = 0;
