@@ -131,16 +131,6 @@ void session_free(struct session *se)
     free(se);
 }
 
-static void drop_handles(struct process *p)
-{
-    struct loop *l = p->s->config.loop;
-    store_commit_cancel(p->s->config.store, p);
-    loop_defer_cancel(l, &p->ack);
-    loop_defer_cancel(l, &p->ended);
-    loop_timer_stop(&p->record);
-    loop_timer_stop(&p->retry);
-}
-
 void process_free(struct process *p)
 {
     struct sessions *s = p->s;
@@ -148,11 +138,9 @@ void process_free(struct process *p)
     waits_fire(p);
     while (p->readers)
         process_reader_close(p->readers);
-    drop_handles(p);
+    process_detach(p);
     while (p->sessions)
         session_free(p->sessions);
-    if (p->gp)
-        guest_process_release(p->gp);
     streams_close(p);
     buf_finish(&p->feed);
     DL_DELETE(p->b->head, p);
