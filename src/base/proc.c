@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/close_range.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -49,6 +50,12 @@ int proc_open(pid_t pid, uint64_t start_time)
 int proc_signal(int pidfd, int signal)
 {
     return (int)syscall(SYS_pidfd_send_signal, pidfd, signal, NULL, 0);
+}
+
+bool proc_has_ended(int pidfd, int wait_ms)
+{
+    struct pollfd f = {.fd = pidfd, .events = POLLIN};
+    return poll(&f, 1, wait_ms) > 0;
 }
 
 int proc_wait(pid_t pid)

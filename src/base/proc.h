@@ -17,6 +17,9 @@ int proc_open(pid_t pid, uint64_t start_time);
 /* pidfd_send_signal(2). 0 or -1 with errno. */
 int proc_signal(int pidfd, int signal);
 
+/* Whether a process has ended, or does within wait_ms: a zombie has. */
+bool proc_has_ended(int pidfd, int wait_ms);
+
 struct proc_spawn {
     char *const *argv;   /* argv[0] is looked up in PATH when it has no slash */
     char *const *env;    /* NULL: the caller's environment */

@@ -3,7 +3,6 @@
  * digest. The broker installs rootfs.raw; it never looks into it. */
 #include <errno.h>
 #include <fcntl.h>
-#include <poll.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
@@ -400,8 +399,7 @@ static void end_recorded(const char *text)
     if (pidfd < 0)
         return;
     (void)proc_signal(pidfd, SIGKILL);
-    struct pollfd f = {.fd = pidfd, .events = POLLIN};
-    (void)poll(&f, 1, KILL_MS);
+    (void)proc_has_ended(pidfd, KILL_MS);
 }
 
 int builds_recover(struct privd *p, struct error *err)

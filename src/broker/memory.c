@@ -2,7 +2,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <poll.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,6 +14,7 @@
 #include "base/cleanup.h"
 #include "base/clock.h"
 #include "base/fs.h"
+#include "base/proc.h"
 
 #define MAPS_MAX (16U << 20) /* 65,530 mappings, the kernel's limit, fit */
 #define AREAS_MAX 4096U
@@ -53,12 +53,6 @@ struct mapping {
     uint64_t start, end, offset, inode;
     char perms[5];
 };
-
-static bool has_ended(const struct memory_vmm *v)
-{
-    struct pollfd f = {.fd = v->pidfd, .events = POLLIN};
-    return poll(&f, 1, 0) != 0;
-}
 
 static int gone(const struct memory_vmm *v, struct error *err)
 {
@@ -261,7 +255,7 @@ static int find_areas(const struct memory_vmm *v, int proc_fd, struct areas *ret
     size_t n;
     int rc = fs_read_file(proc_fd, "maps", MAPS_MAX, &maps, &n, err);
     if (rc < 0)
-        return has_ended(v) ? gone(v, err) : rc;
+        return proc_has_ended(v->pidfd, 0) ? gone(v, err) : rc;
     if (n == 0)
         return gone(v, err);
     rc = v->base_fd >= 0 ? find_file_areas(v, proc_fd, maps, ret, err)
@@ -386,7 +380,7 @@ static int scan(const struct memory_vmm *v, struct memory_map *ret, struct error
     (void)snprintf(path, sizeof(path), "/proc/%d", (int)v->pid);
     AUTO_CLOSE int proc_fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     /* The directory stays that of the process it was opened for; the pidfd says which one that was. */
-    if (proc_fd < 0 || has_ended(v))
+    if (proc_fd < 0 || proc_has_ended(v->pidfd, 0))
         return gone(v, err);
     int rc = find_areas(v, proc_fd, &areas, err);
     if (rc == 0)
@@ -394,7 +388,7 @@ static int scan(const struct memory_vmm *v, struct memory_map *ret, struct error
     free(areas.list);
     if (rc < 0) {
         memory_map_finish(&map);
-        return has_ended(v) ? gone(v, err) : rc;
+        return proc_has_ended(v->pidfd, 0) ? gone(v, err) : rc;
     }
     *ret = map;
     return 0;
@@ -465,7 +459,7 @@ int memory_read(const struct memory_vmm *v, const struct memory_map *m, uint64_t
     }
     clock_stop(v->clock);
     /* The pid was this process's as long as it lives: then every page was its own. */
-    return has_ended(v) ? gone(v, err) : rc;
+    return proc_has_ended(v->pidfd, 0) ? gone(v, err) : rc;
 }
 
 void memory_numbers(const struct memory_map *m, uint64_t first, uint64_t count, uint32_t *to)

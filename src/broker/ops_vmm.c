@@ -1,7 +1,6 @@
 /* Requests about VMMs: start, adopt, kill. */
 #include <errno.h>
 #include <fcntl.h>
-#include <poll.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
@@ -56,18 +55,12 @@ static int64_t process_uid(pid_t pid)
     return line ? strtoll(line + 5, NULL, 10) : -1;
 }
 
-static bool has_ended(int pidfd)
-{
-    struct pollfd f = {.fd = pidfd, .events = POLLIN};
-    return poll(&f, 1, 0) > 0;
-}
-
 bool vmm_alive(const struct record *r, int *ret_pidfd)
 {
     if (r->vmm_pid <= 0)
         return false;
     AUTO_CLOSE int fd = proc_open(r->vmm_pid, r->vmm_start);
-    if (fd < 0 || has_ended(fd) || process_uid(r->vmm_pid) != (int64_t)r->uid)
+    if (fd < 0 || proc_has_ended(fd, 0) || process_uid(r->vmm_pid) != (int64_t)r->uid)
         return false;
     *ret_pidfd = TAKE_FD(fd);
     return true;
@@ -79,8 +72,7 @@ int vmm_stop(struct privd *p, struct sandbox *s, struct error *err)
     AUTO_CLOSE int pidfd = s->rec.vmm_pid > 0 ? proc_open(s->rec.vmm_pid, s->rec.vmm_start) : -1;
     if (pidfd >= 0) {
         (void)proc_signal(pidfd, SIGKILL);
-        struct pollfd f = {.fd = pidfd, .events = POLLIN};
-        if (poll(&f, 1, KILL_MS) <= 0)
+        if (!proc_has_ended(pidfd, KILL_MS))
             return error_set(err, ERROR_TIMEOUT, "the VMM (pid %d) does not end", (int)s->rec.vmm_pid);
         (void)waitpid(s->rec.vmm_pid, NULL, WNOHANG); /* ours, or an earlier broker's: then init's */
     }

@@ -2,7 +2,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <poll.h>
 #include <signal.h>
 #include <sys/wait.h>
 
@@ -93,11 +92,12 @@ static void test_identity_by_start_time(void **state)
     assert_true(again >= 0);
     assert_int_equal(proc_open(pid, start + 1), -1);
     assert_int_equal(errno, ESRCH);
+    assert_false(proc_has_ended(pidfd, 0));
     assert_int_equal(proc_signal(again, SIGKILL), 0);
-    struct pollfd p = {.fd = pidfd, .events = POLLIN};
-    assert_int_equal(poll(&p, 1, 10000), 1);
+    assert_true(proc_has_ended(pidfd, 10000));
     assert_int_equal(WTERMSIG(proc_wait(pid)), SIGKILL);
     assert_int_equal(proc_start_time(pid), 0);
+    assert_true(proc_has_ended(pidfd, 0));
 }
 
 int main(void)
