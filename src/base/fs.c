@@ -29,6 +29,40 @@ int fs_write_all(int fd, const void *data, size_t n, struct error *err)
     return 0;
 }
 
+int fs_write_at(int fd, const void *data, size_t n, off_t at, struct error *err)
+{
+    const char *p = data;
+    while (n > 0) {
+        ssize_t w = pwrite(fd, p, n, at);
+        if (w < 0 && errno == EINTR)
+            continue;
+        if (w <= 0)
+            return error_errno(err, ERROR_INTERNAL, w < 0 ? errno : EIO, "write");
+        p += w;
+        n -= (size_t)w;
+        at += w;
+    }
+    return 0;
+}
+
+int fs_read_at(int fd, void *to, size_t n, off_t at, struct error *err)
+{
+    char *p = to;
+    while (n > 0) {
+        ssize_t r = pread(fd, p, n, at);
+        if (r < 0 && errno == EINTR)
+            continue;
+        if (r < 0)
+            return error_errno(err, ERROR_INTERNAL, errno, "read");
+        if (r == 0)
+            return error_set(err, ERROR_INTERNAL, "a file ends %zu bytes early", n);
+        p += r;
+        n -= (size_t)r;
+        at += r;
+    }
+    return 0;
+}
+
 /* The directory that holds name, opened: what must be synced after a rename. */
 static int open_parent(int dir_fd, const char *name)
 {
@@ -203,12 +237,9 @@ static int copy_through(int from_fd, int to_fd, off_t at, off_t end, struct erro
             return error_errno(err, ERROR_INTERNAL, errno, "read");
         if (n == 0)
             break;
-        for (ssize_t done = 0; done < n;) {
-            ssize_t w = pwrite(to_fd, block + done, (size_t)(n - done), at + done);
-            if (w < 0 && errno != EINTR)
-                return error_errno(err, ERROR_INTERNAL, errno, "write");
-            done += w > 0 ? w : 0;
-        }
+        int rc = fs_write_at(to_fd, block, (size_t)n, at, err);
+        if (rc < 0)
+            return rc;
         at += n;
     }
     return 0;

@@ -25,6 +25,10 @@ int fs_remove_tree(int dir_fd, const char *name, struct error *err);
 /* Writes all n bytes to fd (a regular file or pipe in blocking mode). */
 int fs_write_all(int fd, const void *data, size_t n, struct error *err);
 
+/* The same at an offset, and reading n bytes from one; a file that ends before is an error. */
+int fs_write_at(int fd, const void *data, size_t n, off_t at, struct error *err);
+int fs_read_at(int fd, void *to, size_t n, off_t at, struct error *err);
+
 /* Shares the extents of one file with another (FICLONE). ERROR_UNSUPPORTED when the file system
  * cannot (EOPNOTSUPP, EXDEV, EINVAL). */
 int fs_reflink(int from_fd, int to_fd, struct error *err);

@@ -89,36 +89,6 @@ static bool is_zero(const unsigned char *page)
     return page[0] == 0 && memcmp(page, page + 1, MEMORY_PAGE - 1) == 0;
 }
 
-static int read_all(int fd, unsigned char *to, size_t n, off_t at, struct error *err)
-{
-    while (n > 0) {
-        ssize_t got = pread(fd, to, n, at);
-        if (got < 0 && errno == EINTR)
-            continue;
-        if (got <= 0)
-            return error_errno(err, ERROR_INTERNAL, got < 0 ? errno : EIO, "read of memory");
-        to += got;
-        n -= (size_t)got;
-        at += got;
-    }
-    return 0;
-}
-
-static int write_all(int fd, const unsigned char *from, size_t n, off_t at, struct error *err)
-{
-    while (n > 0) {
-        ssize_t done = pwrite(fd, from, n, at);
-        if (done < 0 && errno == EINTR)
-            continue;
-        if (done <= 0)
-            return error_errno(err, ERROR_INTERNAL, done < 0 ? errno : EIO, "write of memory");
-        from += done;
-        n -= (size_t)done;
-        at += done;
-    }
-    return 0;
-}
-
 /* How many of the numbers from i on follow each other, `most` at most. */
 static size_t run_length(const uint32_t *numbers, size_t i, size_t count, size_t most)
 {
@@ -149,7 +119,7 @@ static int punch(const struct pages *p, uint32_t first, size_t count, struct err
     static const unsigned char zero[MEMORY_PAGE];
     int rc = 0;
     for (size_t i = 0; rc == 0 && i < count; i++)
-        rc = write_all(p->mem_fd, zero, MEMORY_PAGE, at + (off_t)(i * MEMORY_PAGE), err);
+        rc = fs_write_at(p->mem_fd, zero, MEMORY_PAGE, at + (off_t)(i * MEMORY_PAGE), err);
     return rc;
 }
 
@@ -166,7 +136,7 @@ static int settle_run(struct pages *p, enum fate fate, const uint32_t *numbers, 
         rc = punch(p, numbers[0], count, err);
         return rc < 0 ? rc : add_numbers(&p->zeroed, numbers, count, err);
     case FATE_WRITE:
-        rc = write_all(p->mem_fd, content, n, (off_t)numbers[0] * MEMORY_PAGE, err);
+        rc = fs_write_at(p->mem_fd, content, n, (off_t)numbers[0] * MEMORY_PAGE, err);
         if (rc == 0)
             rc = add_numbers(&p->written, numbers, count, err);
         if (rc == 0 && EVP_DigestUpdate(p->digest, content, n) != 1)
@@ -185,7 +155,7 @@ static int settle_batch(struct pages *p, unsigned char *base, const uint32_t *nu
         return error_set(err, ERROR_INTERNAL, "a page beyond the memory's end");
     int rc = 0;
     if (p->base_fd >= 0)
-        rc = read_all(p->base_fd, base, count * MEMORY_PAGE, (off_t)numbers[0] * MEMORY_PAGE, err);
+        rc = fs_read_at(p->base_fd, base, count * MEMORY_PAGE, (off_t)numbers[0] * MEMORY_PAGE, err);
     if (rc < 0)
         return rc;
     for (size_t i = 0; i < count; i++)
@@ -317,7 +287,7 @@ static int check_pages(int mem_fd, const unsigned char *index, const struct mani
             numbers[n] = bytes_get_u32(index + (i + n) * sizeof(uint32_t));
         n = run_length(numbers, 0, n, BATCH);
         if ((uint64_t)(numbers[0] + n) * MEMORY_PAGE > m->memory_bytes ||
-            read_all(mem_fd, content, n * MEMORY_PAGE, (off_t)numbers[0] * MEMORY_PAGE, err) < 0)
+            fs_read_at(mem_fd, content, n * MEMORY_PAGE, (off_t)numbers[0] * MEMORY_PAGE, err) < 0)
             rc = damaged(m, "mem", err);
         else if (EVP_DigestUpdate(digest, content, n * MEMORY_PAGE) != 1)
             rc = error_set(err, ERROR_INTERNAL, "SHA-256");

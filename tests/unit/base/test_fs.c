@@ -62,6 +62,22 @@ static void test_read_is_bounded(void **state)
     assert_int_equal(n, 99);
 }
 
+static void test_at_an_offset(void **state)
+{
+    struct place *p = *state;
+    struct error err = ERROR_INIT;
+    char got[8] = "";
+    AUTO_CLOSE int fd = openat(p->fd, "f", O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    assert_ok(fs_write_at(fd, "first", 5, 100, &err), &err);
+    assert_ok(fs_write_at(fd, "FI", 2, 100, &err), &err);
+    assert_ok(fs_read_at(fd, got, 5, 100, &err), &err);
+    assert_string_equal(got, "FIrst");
+    assert_int_equal(fs_read_at(fd, got, 6, 100, &err), ERROR_INTERNAL); /* it ends before */
+    assert_int_equal(fs_read_at(fd, got, 1, -1, &err), ERROR_INTERNAL);
+    AUTO_CLOSE int full = open("/dev/full", O_WRONLY | O_CLOEXEC);
+    assert_int_equal(fs_write_at(full, "x", 1, 0, &err), ERROR_NO_SPACE);
+}
+
 static void test_remove_tree_follows_no_link(void **state)
 {
     struct place *p = *state;
@@ -129,6 +145,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_copy_between_file_systems, setup, teardown),
         cmocka_unit_test_setup_teardown(test_atomic_write_replaces_whole, setup, teardown),
         cmocka_unit_test_setup_teardown(test_read_is_bounded, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_at_an_offset, setup, teardown),
         cmocka_unit_test_setup_teardown(test_remove_tree_follows_no_link, setup, teardown),
         cmocka_unit_test_setup_teardown(test_sparse_copy_keeps_data_and_holes, setup, teardown),
     };
