@@ -143,6 +143,15 @@ int fs_read_file(int dir_fd, const char *name, size_t max, char **ret, size_t *r
     return 0;
 }
 
+DIR *fs_open_dir(int dir_fd, const char *name)
+{
+    AUTO_CLOSE int fd = openat(dir_fd, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *d = fd >= 0 ? fdopendir(fd) : NULL;
+    if (d)
+        fd = -1; /* the directory's now */
+    return d;
+}
+
 int fs_mkdir_p(const char *path, mode_t mode, struct error *err)
 {
     AUTO_FREE char *copy = strdup(path);

@@ -2,6 +2,7 @@
  * symbolic link. Paths are relative to a directory descriptor where one is given (AT_FDCWD else). */
 #pragma once
 
+#include <dirent.h>
 #include <stddef.h>
 #include <sys/types.h>
 
@@ -14,6 +15,9 @@ int fs_write_atomic(int dir_fd, const char *name, const void *data, size_t n, mo
 /* Reads a whole file of at most max bytes into heap memory, NUL-terminated past *ret_len (the NUL not
  * counted). The caller frees *ret. ERROR_NOT_FOUND when absent, ERROR_TOO_LARGE when longer. */
 int fs_read_file(int dir_fd, const char *name, size_t max, char **ret, size_t *ret_len, struct error *err);
+
+/* Opens a directory to be read; NULL with errno. */
+DIR *fs_open_dir(int dir_fd, const char *name);
 
 /* Creates a directory and its parents; an existing one is fine. */
 int fs_mkdir_p(const char *path, mode_t mode, struct error *err);

@@ -404,8 +404,7 @@ static void end_recorded(const char *text)
 
 int builds_recover(struct privd *p, struct error *err)
 {
-    int fd = openat(p->builds_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    AUTO_CLOSEDIR DIR *d = fd >= 0 ? fdopendir(fd) : NULL;
+    AUTO_CLOSEDIR DIR *d = fs_open_dir(p->builds_fd, ".");
     if (!d)
         return error_errno(err, ERROR_INTERNAL, errno, "records of builds");
     struct dirent *e;

@@ -17,6 +17,7 @@
 #include <uthash.h>
 
 #include "base/cleanup.h"
+#include "base/fs.h"
 #include "base/str.h"
 #include "broker/builder.h"
 
@@ -245,8 +246,7 @@ static bool names_add(struct names *n, const char *s)
 
 static int read_names(int dir_fd, struct names *ret, struct error *err)
 {
-    int copy = openat(dir_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    AUTO_CLOSEDIR DIR *dir = copy >= 0 ? fdopendir(copy) : NULL;
+    AUTO_CLOSEDIR DIR *dir = fs_open_dir(dir_fd, ".");
     if (!dir)
         return error_errno(err, ERROR_INTERNAL, errno, "read a directory");
     struct dirent *e;

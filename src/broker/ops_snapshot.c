@@ -559,8 +559,7 @@ int op_snapshot_list_run(struct job *j)
     AUTO_FREE char(*ids)[ID_SIZE] = NULL;
     size_t n = 0;
     size_t room = 0;
-    int fd = openat(j->p->pool_fd, "snapshots", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    AUTO_CLOSEDIR DIR *d = fd >= 0 ? fdopendir(fd) : NULL;
+    AUTO_CLOSEDIR DIR *d = fs_open_dir(j->p->pool_fd, "snapshots");
     if (!d)
         return error_errno(&j->err, ERROR_INTERNAL, errno, "read the snapshots");
     struct dirent *e;

@@ -76,8 +76,7 @@ static int each_entry(int at, const char *name,
                       int (*fn)(struct privd *p, const char *name, struct error *err), struct privd *p,
                       struct error *err)
 {
-    int fd = openat(at, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    AUTO_CLOSEDIR DIR *d = fd >= 0 ? fdopendir(fd) : NULL;
+    AUTO_CLOSEDIR DIR *d = fs_open_dir(at, name);
     if (!d)
         return errno == ENOENT ? 0 : error_errno(err, ERROR_INTERNAL, errno, "read %s", name);
     struct dirent *e;
