@@ -1,5 +1,5 @@
-/* Requests as jobs: in order of arrival, but for those whose sandbox or golden another job works on.
- * A build is not a job that waits: it has a process of its own (build.c). */
+/* Requests as jobs: in order of arrival, but for those whose sandbox, golden or snapshot another job works
+ * on. A build is not a job that waits: it has a process of its own (build.c). */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

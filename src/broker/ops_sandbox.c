@@ -1,4 +1,4 @@
-/* Requests about sandboxes' disks: prepare and remove. */
+/* Requests about sandboxes: their table, and prepare, park, revert, remove. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>

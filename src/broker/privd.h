@@ -1,6 +1,6 @@
 /* Inside space-privd: what its files share. One loop thread owns the tables; file and process work runs
- * on worker threads as jobs. A job holds its keys (a sandbox, a golden) exclusively while it runs, so a
- * `struct sandbox` is touched by one thread at a time. */
+ * on worker threads as jobs. A job holds its keys (a sandbox, a golden, a snapshot) exclusively while it
+ * runs, so a `struct sandbox` or `struct snapshot` is touched by one thread at a time. */
 #pragma once
 
 #include <limits.h>
