@@ -411,8 +411,15 @@ bool sandbox_move(struct sandboxes *s, struct sandbox *sb, enum sandbox_state to
 void sandbox_save(struct sandboxes *s, struct sandbox *sb);
 void sandbox_stale_text(struct sandbox *sb);
 int sandbox_load(struct sandboxes *s, const char *id, const json_t *body, struct error *err);
-json_t *lifecycle_json(const struct lifecycle *l);   /* as in the API */
-json_t *lifecycle_record(const struct lifecycle *l); /* as stored */
+json_t *lifecycle_json(const struct lifecycle *l);    /* as in the API */
+json_t *lifecycle_record(const struct lifecycle *l);  /* as stored */
+json_t *resources_json(const struct vm_shape *shape); /* in answers and records */
+bool resources_load(const json_t *r, struct vm_shape *ret);
+json_t *compat_json(const struct vm_compat *c);
+bool compat_load(const json_t *c, struct vm_compat *ret);
+/* A member of a record: false when it is absent or does not fit, 0 when it is absent. */
+bool record_text(const json_t *body, const char *key, char *to, size_t size);
+int64_t record_number(const json_t *body, const char *key);
 const char *on_idle_name(enum on_idle v);
 bool on_idle_parse(const char *name, enum on_idle *ret);
 

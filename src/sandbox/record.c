@@ -59,10 +59,16 @@ json_t *lifecycle_record(const struct lifecycle *l)
     return r;
 }
 
-static json_t *resources_json(const struct vm_shape *shape)
+json_t *resources_json(const struct vm_shape *shape)
 {
-    return json_pack("{s:I, s:I, s:I}", "vcpus", (json_int_t)shape->vcpus, "memory_mib",
-                     (json_int_t)shape->memory_mib, "disk_mib", (json_int_t)shape->disk_mib);
+    return json_made(json_pack("{s:I, s:I, s:I}", "vcpus", (json_int_t)shape->vcpus, "memory_mib",
+                               (json_int_t)shape->memory_mib, "disk_mib", (json_int_t)shape->disk_mib));
+}
+
+json_t *compat_json(const struct vm_compat *c)
+{
+    return json_made(json_pack("{s:s, s:s, s:s, s:s, s:s}", "engine", c->engine, "acceleration",
+                               c->acceleration, "version", c->version, "layout", c->layout, "cpu", c->cpu));
 }
 
 static json_t *failure_json(const struct sandbox *sb)
@@ -151,13 +157,11 @@ static json_t *stored_history(const struct sandbox *sb)
 /* Where it is between two states, and what its VM is made of. */
 static json_t *stored_machine(const struct sandbox *sb)
 {
-    const struct vm_compat *made = &sb->made;
-    return json_made(json_pack("{s:{s:s, s:s, s:s, s:s, s:s}, s:s, s:s, s:s, s:b, s:s, s:b, s:b, s:s}",
-                               "made", "engine", made->engine, "acceleration", made->acceleration, "version",
-                               made->version, "layout", made->layout, "cpu", made->cpu, "platform",
-                               sb->platform, "before", sandbox_state_name(sb->before), "image", sb->image,
-                               "image_used", (int)sb->image_used, "rollback", sb->rollback, "frozen",
-                               (int)sb->frozen, "parked", (int)sb->parked, "made_by", sb->made_by));
+    return json_made(json_pack("{s:o, s:s, s:s, s:s, s:b, s:s, s:b, s:b, s:s}", "made",
+                               compat_json(&sb->made), "platform", sb->platform, "before",
+                               sandbox_state_name(sb->before), "image", sb->image, "image_used",
+                               (int)sb->image_used, "rollback", sb->rollback, "frozen", (int)sb->frozen,
+                               "parked", (int)sb->parked, "made_by", sb->made_by));
 }
 
 static json_t *record(const struct sandbox *sb)
@@ -198,7 +202,7 @@ void sandbox_save(struct sandboxes *s, struct sandbox *sb)
 
 /* --- reading it back --- */
 
-static bool copy_text(const json_t *body, const char *key, char *to, size_t size)
+bool record_text(const json_t *body, const char *key, char *to, size_t size)
 {
     const char *text = json_string_value(json_object_get(body, key));
     return text && str_copy(to, size, text);
@@ -209,7 +213,7 @@ static bool state_of(const json_t *body, const char *key, enum sandbox_state *re
     return sandbox_state_parse(json_string_value(json_object_get(body, key)), ret);
 }
 
-static int64_t number(const json_t *body, const char *key)
+int64_t record_number(const json_t *body, const char *key)
 {
     return json_integer_value(json_object_get(body, key));
 }
@@ -225,7 +229,7 @@ static bool load_on_idle(const json_t *from, struct lifecycle *l)
     json_array_foreach(from, i, rung)
     {
         const char *action = json_string_value(json_object_get(rung, "do"));
-        l->ladder[i].after_s = number(rung, "after_s");
+        l->ladder[i].after_s = record_number(rung, "after_s");
         if (!action || !on_idle_parse(action, &l->ladder[i].action))
             return false;
     }
@@ -238,11 +242,11 @@ static bool load_lifecycle(const json_t *body, struct lifecycle *l)
 {
     const json_t *from = json_object_get(body, "lifecycle");
     const char *on_expiry = json_string_value(json_object_get(from, "on_expiry"));
-    l->idle_timeout_s = number(from, "idle_timeout_s");
-    l->max_lifetime_s = number(from, "max_lifetime_s");
+    l->idle_timeout_s = record_number(from, "idle_timeout_s");
+    l->max_lifetime_s = record_number(from, "max_lifetime_s");
     l->expiry_suspends = on_expiry && strcmp(on_expiry, "suspend") == 0;
     l->auto_wake = json_is_true(json_object_get(from, "auto_wake"));
-    l->from_ms = number(from, "from_ms");
+    l->from_ms = record_number(from, "from_ms");
     l->expired = json_is_true(json_object_get(from, "expired"));
     return load_on_idle(json_object_get(from, "on_idle"), l);
 }
@@ -281,34 +285,42 @@ static void load_history(struct sandbox *sb, const json_t *list)
 
 static void load_times(struct sandbox *sb, const json_t *body)
 {
-    sb->created_ms = number(body, "created_ms");
-    sb->started_ms = number(body, "started_ms");
-    sb->active_ms = sb->saved_active_ms = number(body, "active_ms");
-    sb->expires_ms = number(body, "expires_ms");
-    sb->ended_ms = number(body, "ended_ms");
+    sb->created_ms = record_number(body, "created_ms");
+    sb->started_ms = record_number(body, "started_ms");
+    sb->active_ms = sb->saved_active_ms = record_number(body, "active_ms");
+    sb->expires_ms = record_number(body, "expires_ms");
+    sb->ended_ms = record_number(body, "ended_ms");
 }
 
-static bool load_shape(const json_t *body, struct vm_shape *shape)
+bool resources_load(const json_t *r, struct vm_shape *shape)
 {
-    const json_t *r = json_object_get(body, "resources");
-    shape->vcpus = (uint32_t)number(r, "vcpus");
-    shape->memory_mib = (uint32_t)number(r, "memory_mib");
-    shape->disk_mib = (uint32_t)number(r, "disk_mib");
+    shape->vcpus = (uint32_t)record_number(r, "vcpus");
+    shape->memory_mib = (uint32_t)record_number(r, "memory_mib");
+    shape->disk_mib = (uint32_t)record_number(r, "disk_mib");
     return shape->vcpus > 0 && shape->memory_mib > 0;
+}
+
+bool compat_load(const json_t *c, struct vm_compat *ret)
+{
+    return record_text(c, "engine", ret->engine, sizeof(ret->engine)) &&
+           record_text(c, "acceleration", ret->acceleration, sizeof(ret->acceleration)) &&
+           record_text(c, "version", ret->version, sizeof(ret->version)) &&
+           record_text(c, "layout", ret->layout, sizeof(ret->layout)) &&
+           record_text(c, "cpu", ret->cpu, sizeof(ret->cpu));
 }
 
 static bool load_texts(struct sandbox *sb, const json_t *body)
 {
     const char *machine = json_string_value(json_object_get(body, "machine_id"));
-    return copy_text(body, "project", sb->project, sizeof(sb->project)) &&
-           copy_text(body, "name", sb->name, sizeof(sb->name)) &&
-           copy_text(body, "ref", sb->ref, sizeof(sb->ref)) &&
-           copy_text(body, "digest", sb->digest, sizeof(sb->digest)) &&
-           copy_text(body, "engine", sb->engine, sizeof(sb->engine)) &&
-           copy_text(body, "acceleration", sb->acceleration, sizeof(sb->acceleration)) &&
-           copy_text(body, "failure_reason", sb->failure_reason, sizeof(sb->failure_reason)) &&
-           copy_text(body, "failure_message", sb->failure_message, sizeof(sb->failure_message)) && machine &&
-           str_unhex(machine, sb->machine_id, sizeof(sb->machine_id));
+    return record_text(body, "project", sb->project, sizeof(sb->project)) &&
+           record_text(body, "name", sb->name, sizeof(sb->name)) &&
+           record_text(body, "ref", sb->ref, sizeof(sb->ref)) &&
+           record_text(body, "digest", sb->digest, sizeof(sb->digest)) &&
+           record_text(body, "engine", sb->engine, sizeof(sb->engine)) &&
+           record_text(body, "acceleration", sb->acceleration, sizeof(sb->acceleration)) &&
+           record_text(body, "failure_reason", sb->failure_reason, sizeof(sb->failure_reason)) &&
+           record_text(body, "failure_message", sb->failure_message, sizeof(sb->failure_message)) &&
+           machine && str_unhex(machine, sb->machine_id, sizeof(sb->machine_id));
 }
 
 static bool load_map(json_t **to, const json_t *body, const char *key)
@@ -324,18 +336,14 @@ static bool load_map(json_t **to, const json_t *body, const char *key)
 /* A text that records of before this version lack. */
 static void late_text(const json_t *body, const char *key, char *to, size_t size)
 {
-    if (!copy_text(body, key, to, size))
+    if (!record_text(body, key, to, size))
         to[0] = '\0';
 }
 
 static void load_machine(struct sandbox *sb, const json_t *body)
 {
-    const json_t *made = json_object_get(body, "made");
-    late_text(made, "engine", sb->made.engine, sizeof(sb->made.engine));
-    late_text(made, "acceleration", sb->made.acceleration, sizeof(sb->made.acceleration));
-    late_text(made, "version", sb->made.version, sizeof(sb->made.version));
-    late_text(made, "layout", sb->made.layout, sizeof(sb->made.layout));
-    late_text(made, "cpu", sb->made.cpu, sizeof(sb->made.cpu));
+    if (!compat_load(json_object_get(body, "made"), &sb->made))
+        memset(&sb->made, 0, sizeof(sb->made)); /* of an earlier version: nothing goes on from it */
     late_text(body, "platform", sb->platform, sizeof(sb->platform));
     late_text(body, "image", sb->image, sizeof(sb->image));
     late_text(body, "rollback", sb->rollback, sizeof(sb->rollback));
@@ -349,22 +357,23 @@ static void load_machine(struct sandbox *sb, const json_t *body)
 
 static bool load_fields(struct sandbox *sb, const json_t *body)
 {
-    sb->seq = (uint64_t)number(body, "seq");
-    sb->generation = (uint64_t)number(body, "generation");
+    sb->seq = (uint64_t)record_number(body, "seq");
+    sb->generation = (uint64_t)record_number(body, "generation");
     load_times(sb, body);
     load_machine(sb, body);
     load_history(sb, json_object_get(body, "history"));
-    return load_texts(sb, body) && load_shape(body, &sb->shape) && load_lifecycle(body, &sb->lifecycle) &&
-           state_of(body, "state", &sb->state) && state_of(body, "desired", &sb->desired) &&
-           load_map(&sb->metadata, body, "metadata") && load_map(&sb->env, body, "env");
+    return load_texts(sb, body) && resources_load(json_object_get(body, "resources"), &sb->shape) &&
+           load_lifecycle(body, &sb->lifecycle) && state_of(body, "state", &sb->state) &&
+           state_of(body, "desired", &sb->desired) && load_map(&sb->metadata, body, "metadata") &&
+           load_map(&sb->env, body, "env");
 }
 
 int sandbox_load(struct sandboxes *s, const char *id, const json_t *body, struct error *err)
 {
-    if (number(body, "v") != RECORD_VERSION)
+    if (record_number(body, "v") != RECORD_VERSION)
         return error_set(err, ERROR_INVALID,
                          "the record of sandbox %s has version %lld; this program knows %d", id,
-                         (long long)number(body, "v"), RECORD_VERSION);
+                         (long long)record_number(body, "v"), RECORD_VERSION);
     struct sandbox *sb = id_valid(id, "sb") ? sandbox_alloc(s, id) : NULL;
     if (!sb || !load_fields(sb, body)) {
         sandbox_free(sb);

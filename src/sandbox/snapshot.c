@@ -30,41 +30,18 @@ static bool word(const char *name, const char *const *words, unsigned n, unsigne
 
 /* --- records --- */
 
-static json_t *compat_json(const struct vm_compat *c)
-{
-    return json_made(json_pack("{s:s, s:s, s:s, s:s, s:s}", "engine", c->engine, "acceleration",
-                               c->acceleration, "version", c->version, "layout", c->layout, "cpu", c->cpu));
-}
-
-static json_t *shape_json(const struct vm_shape *shape)
-{
-    return json_made(json_pack("{s:I, s:I, s:I}", "vcpus", (json_int_t)shape->vcpus, "memory_mib",
-                               (json_int_t)shape->memory_mib, "disk_mib", (json_int_t)shape->disk_mib));
-}
-
 void snapshot_save(struct sandboxes *s, const struct snapshot *sn)
 {
     json_t *processes = sn->processes ? json_incref(sn->processes) : json_null();
     AUTO_JSON json_t *r = json_made(json_pack(
-        "{s:i, s:I, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:o, s:o, s:I, s:O, s:o, s:I, s:I}",  //
-        "v", RECORD_VERSION, "seq", (json_int_t)sn->seq, "sandbox", sn->sandbox_id,                    //
-        "project", sn->project, "name", sn->name, "purpose", purposes[sn->purpose],                    //
-        "state", states[sn->state], "kind", kinds[sn->kind], "ref", sn->ref, "digest", sn->digest,     //
-        "platform", sn->platform, "compat", compat_json(&sn->compat),                                  //
-        "resources", shape_json(&sn->shape), "generation", (json_int_t)sn->generation, "env", sn->env, //
+        "{s:i, s:I, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:o, s:o, s:I, s:O, s:o, s:I, s:I}",      //
+        "v", RECORD_VERSION, "seq", (json_int_t)sn->seq, "sandbox", sn->sandbox_id,                        //
+        "project", sn->project, "name", sn->name, "purpose", purposes[sn->purpose],                        //
+        "state", states[sn->state], "kind", kinds[sn->kind], "ref", sn->ref, "digest", sn->digest,         //
+        "platform", sn->platform, "compat", compat_json(&sn->compat),                                      //
+        "resources", resources_json(&sn->shape), "generation", (json_int_t)sn->generation, "env", sn->env, //
         "processes", processes, "bytes", (json_int_t)sn->bytes, "created_ms", (json_int_t)sn->created_ms));
     store_put(s->config.store, STORE_SNAPSHOT, sn->id, sn->sandbox_id, r);
-}
-
-static bool text(const json_t *body, const char *key, char *to, size_t size)
-{
-    const char *v = json_string_value(json_object_get(body, key));
-    return v && str_copy(to, size, v);
-}
-
-static int64_t number(const json_t *body, const char *key)
-{
-    return json_integer_value(json_object_get(body, key));
 }
 
 static bool load_words(struct snapshot *sn, const json_t *body)
@@ -84,35 +61,27 @@ static bool load_words(struct snapshot *sn, const json_t *body)
 
 static bool load_machine(struct snapshot *sn, const json_t *body)
 {
-    const json_t *c = json_object_get(body, "compat");
-    const json_t *r = json_object_get(body, "resources");
     const json_t *processes = json_object_get(body, "processes");
-    sn->shape.vcpus = (uint32_t)number(r, "vcpus");
-    sn->shape.memory_mib = (uint32_t)number(r, "memory_mib");
-    sn->shape.disk_mib = (uint32_t)number(r, "disk_mib");
     json_decref(sn->env);
     sn->env = json_deep_copy(json_object_get(body, "env"));
     sn->processes = json_is_null(processes) ? NULL : json_deep_copy(processes);
-    return text(c, "engine", sn->compat.engine, sizeof(sn->compat.engine)) &&
-           text(c, "acceleration", sn->compat.acceleration, sizeof(sn->compat.acceleration)) &&
-           text(c, "version", sn->compat.version, sizeof(sn->compat.version)) &&
-           text(c, "layout", sn->compat.layout, sizeof(sn->compat.layout)) &&
-           text(c, "cpu", sn->compat.cpu, sizeof(sn->compat.cpu)) && sn->shape.vcpus > 0 &&
-           sn->shape.memory_mib > 0 && json_is_object(sn->env);
+    return compat_load(json_object_get(body, "compat"), &sn->compat) &&
+           resources_load(json_object_get(body, "resources"), &sn->shape) && json_is_object(sn->env);
 }
 
 static bool load_fields(struct snapshot *sn, const json_t *body)
 {
-    sn->seq = (uint64_t)number(body, "seq");
-    sn->generation = (uint64_t)number(body, "generation");
-    sn->bytes = (uint64_t)number(body, "bytes");
-    sn->created_ms = number(body, "created_ms");
+    sn->seq = (uint64_t)record_number(body, "seq");
+    sn->generation = (uint64_t)record_number(body, "generation");
+    sn->bytes = (uint64_t)record_number(body, "bytes");
+    sn->created_ms = record_number(body, "created_ms");
     return load_words(sn, body) && load_machine(sn, body) &&
-           text(body, "sandbox", sn->sandbox_id, sizeof(sn->sandbox_id)) &&
-           text(body, "project", sn->project, sizeof(sn->project)) &&
-           text(body, "name", sn->name, sizeof(sn->name)) && text(body, "ref", sn->ref, sizeof(sn->ref)) &&
-           text(body, "digest", sn->digest, sizeof(sn->digest)) &&
-           text(body, "platform", sn->platform, sizeof(sn->platform));
+           record_text(body, "sandbox", sn->sandbox_id, sizeof(sn->sandbox_id)) &&
+           record_text(body, "project", sn->project, sizeof(sn->project)) &&
+           record_text(body, "name", sn->name, sizeof(sn->name)) &&
+           record_text(body, "ref", sn->ref, sizeof(sn->ref)) &&
+           record_text(body, "digest", sn->digest, sizeof(sn->digest)) &&
+           record_text(body, "platform", sn->platform, sizeof(sn->platform));
 }
 
 static void snapshot_free(struct snapshot *sn)
@@ -143,10 +112,10 @@ static void insert(struct sandboxes *s, struct snapshot *sn)
 
 int snapshot_load(struct sandboxes *s, const char *id, const json_t *body, struct error *err)
 {
-    if (number(body, "v") != RECORD_VERSION)
+    if (record_number(body, "v") != RECORD_VERSION)
         return error_set(err, ERROR_INVALID,
                          "the record of snapshot %s has version %lld; this program knows %d", id,
-                         (long long)number(body, "v"), RECORD_VERSION);
+                         (long long)record_number(body, "v"), RECORD_VERSION);
     struct snapshot *sn = id_valid(id, "sn") ? alloc(s, id) : NULL;
     if (!sn || !load_fields(sn, body)) {
         snapshot_free(sn);
@@ -477,7 +446,7 @@ json_t *snapshot_json(const struct snapshot *sn)
                                "id", sn->id, "sandbox_id", sn->sandbox_id, "name", name,      //
                                "kind", kinds[sn->kind], "state", states[sn->state],           //
                                "template", "ref", sn->ref, "digest", digest,                  //
-                               "resources", shape_json(&sn->shape),                           //
+                               "resources", resources_json(&sn->shape),                       //
                                "generation", (json_int_t)sn->generation,                      //
                                "bytes", (json_int_t)sn->bytes, "created_at", json_time(sn->created_ms)));
 }
