@@ -301,6 +301,20 @@ static void on_awake_to_stop(void *arg, const struct error *err)
     call_answer(arg, awake_to_stop, err);
 }
 
+/* A record that could not be written is no reason to stop: see rollback.c. */
+static void stop_recorded(struct sandboxes *s, struct call *c)
+{
+    struct sandbox *sb = c->sb;
+    (void)s;
+    if (call_stale(c) || sb->step != STEP_COMMIT)
+        return;
+    step_set(sb, STEP_SHUTDOWN, SHUTDOWN_MS);
+    /* A paused guest has to run to end cleanly. */
+    vm_resume(sb->vm, on_awake_to_stop, sb);
+}
+
+/* A guest ends without this daemon, too: one that came back to find it gone, and no record of why, would take
+ * the sandbox for failed. */
 void stop_begin(struct sandboxes *s, struct call *c)
 {
     struct sandbox *sb = c->sb;
@@ -310,9 +324,8 @@ void stop_begin(struct sandboxes *s, struct call *c)
         operation_run(s, sb->op);
     fault_point("stop.begun");
     flow_phase(s, sb, "shutting down");
-    step_set(sb, STEP_SHUTDOWN, SHUTDOWN_MS);
-    /* A paused guest has to run to end cleanly. */
-    vm_resume(sb->vm, on_awake_to_stop, sb);
+    step_set(sb, STEP_COMMIT, 0);
+    store_commit(s->config.store, errand_done, errand_new(s, sb, stop_recorded));
 }
 
 static void killed(struct sandboxes *s, struct call *c)

@@ -15,6 +15,13 @@ static void restart(struct world *w)
     assert_int_equal(w->started, 1);
 }
 
+static void go_on(struct world *w)
+{
+    world_start(w);
+    world_until(w, w->started);
+    assert_int_equal(w->start_code, 0);
+}
+
 static void settle(struct world *w, const char *id, enum sandbox_verb verb, enum sandbox_state state)
 {
     assert_false(world_verb(w, id, verb, NULL));
@@ -126,6 +133,23 @@ static void test_started_without_a_record(void **state)
     }
 }
 
+/* What the guest does by itself once it is asked is recorded first. */
+static void test_stop_is_recorded_first(void **state)
+{
+    struct world *w = *state;
+    char id[ID_SIZE];
+    keep(id, world_running(w));
+    unsigned before = fake_count(FAKE_RESUME);
+    assert_false(world_verb(w, id, SANDBOX_STOP, NULL));
+    loop_turn(w->loop, 0);
+    assert_int_equal(fake_count(FAKE_RESUME), before);
+    world_until(w, fake_count(FAKE_RESUME) > before);
+    world_stop(w);
+    fake_exit(id, "powered off");
+    go_on(w);
+    world_until(w, world_state(w, id) == SANDBOX_STOPPED);
+}
+
 static void test_stopped_and_failed(void **state)
 {
     struct world *w = *state;
@@ -176,13 +200,6 @@ static void interrupt(struct world *w, const char *id, enum sandbox_verb verb, e
     world_until(w, fake_count(call) > before);
     world_stop(w);
     fake_mode(call, FAKE_OK, 0);
-}
-
-static void go_on(struct world *w)
-{
-    world_start(w);
-    world_until(w, w->started);
-    assert_int_equal(w->start_code, 0);
 }
 
 static void test_pausing(void **state)
@@ -375,6 +392,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_frozen_without_a_record, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_resumed_without_a_record, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_started_without_a_record, world_setup, world_teardown),
+        cmocka_unit_test_setup_teardown(test_stop_is_recorded_first, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_stopped_and_failed, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_vmm_ended_meanwhile, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_pausing, world_setup, world_teardown),
