@@ -32,19 +32,22 @@ static int digest_begin(EVP_MD_CTX **ret, struct error *err)
 }
 
 /* Ends the digest; the context is of no more use but to be freed. */
-static void digest_end(EVP_MD_CTX *c, char to[BROKER_DIGEST_SIZE])
+static int digest_end(EVP_MD_CTX *c, char to[BROKER_DIGEST_SIZE], struct error *err)
 {
     unsigned char md[EVP_MAX_MD_SIZE];
-    unsigned n = 0;
-    (void)EVP_DigestFinal_ex(c, md, &n);
+    if (EVP_DigestFinal_ex(c, md, NULL) != 1)
+        return error_set(err, ERROR_INTERNAL, "SHA-256");
     str_hex(md, 32, to);
+    return 0;
 }
 
-static void digest_of(const void *data, size_t n, char to[BROKER_DIGEST_SIZE])
+static int digest_of(const void *data, size_t n, char to[BROKER_DIGEST_SIZE], struct error *err)
 {
     unsigned char md[EVP_MAX_MD_SIZE];
-    (void)EVP_Digest(data, n, md, NULL, EVP_sha256(), NULL);
+    if (EVP_Digest(data, n, md, NULL, EVP_sha256(), NULL) != 1)
+        return error_set(err, ERROR_NO_MEMORY, "SHA-256 is not available");
     str_hex(md, 32, to);
+    return 0;
 }
 
 /* --- pages into the memory --- */
@@ -231,9 +234,10 @@ int pages_write_index(struct pages *p, int dir_fd, struct manifest *m, struct er
     m->written = p->written.count;
     m->zeroed = p->zeroed.count;
     m->bytes += n + m->written * MEMORY_PAGE;
-    digest_of(data, n, m->index_digest);
-    digest_end(p->digest, m->pages_digest);
-    return write_file(dir_fd, "pages", data, n, err);
+    int rc = digest_of(data, n, m->index_digest, err);
+    if (rc == 0)
+        rc = digest_end(p->digest, m->pages_digest, err);
+    return rc < 0 ? rc : write_file(dir_fd, "pages", data, n, err);
 }
 
 int state_take(int dir_fd, struct manifest *m, struct error *err)
@@ -247,8 +251,9 @@ int state_take(int dir_fd, struct manifest *m, struct error *err)
         return error_set(err, ERROR_CONFLICT, "no device state was written");
     m->state_bytes = n;
     m->bytes += n;
-    digest_of(data, n, m->state_digest);
-    rc = write_file(dir_fd, "state.new", data, n, err);
+    rc = digest_of(data, n, m->state_digest, err);
+    if (rc == 0)
+        rc = write_file(dir_fd, "state.new", data, n, err);
     if (rc == 0 && renameat(dir_fd, "state.new", dir_fd, "state") < 0)
         rc = error_errno(err, ERROR_INTERNAL, errno, "replace state");
     return rc;
@@ -269,7 +274,9 @@ static int check_file(int dir_fd, const char *name, size_t n, const char *digest
     char found[BROKER_DIGEST_SIZE];
     if (fs_read_file(dir_fd, name, n, ret, &got, err) < 0)
         return err && err->code == ERROR_NO_MEMORY ? err->code : damaged(m, name, err);
-    digest_of(*ret, got, found);
+    int rc = digest_of(*ret, got, found, err);
+    if (rc < 0)
+        return rc;
     return got == n && strcmp(found, digest) == 0 ? 0 : damaged(m, name, err);
 }
 
@@ -293,10 +300,10 @@ static int check_pages(int mem_fd, const unsigned char *index, const struct mani
             rc = error_set(err, ERROR_INTERNAL, "SHA-256");
         i += n;
     }
-    if (rc == 0) {
-        digest_end(digest, found);
-        rc = strcmp(found, m->pages_digest) == 0 ? 0 : damaged(m, "mem", err);
-    }
+    if (rc == 0)
+        rc = digest_end(digest, found, err);
+    if (rc == 0 && strcmp(found, m->pages_digest) != 0)
+        rc = damaged(m, "mem", err);
     EVP_MD_CTX_free(digest);
     return rc;
 }
