@@ -163,6 +163,9 @@ int op_snapshot_begin_begin(struct job *j)
     if (j->snapshot)
         privd_snapshot_drop(p, j->snapshot);
     j->snapshot = NULL;
+    /* More than one for each sandbox there is: those of sandboxes that were removed meanwhile stay. */
+    if (HASH_COUNT(p->snapshots) >= SNAPSHOTS_MAX)
+        return error_set(&j->err, ERROR_CAPACITY, "%d snapshots are in the making", SNAPSHOTS_MAX);
     struct snapshot *s = calloc(1, sizeof(*s));
     if (!s)
         return error_set(&j->err, ERROR_NO_MEMORY, "out of memory");

@@ -23,6 +23,7 @@
 #include "loop/loop.h"
 
 #define SNAPSHOT_STATE_MAX (16U << 20) /* device state is tens of KiB */
+#define SNAPSHOTS_MAX 4096             /* in the making at a time: each may hold two descriptors */
 
 /* --- the manifest (manifest.c) --- */
 

@@ -8,6 +8,7 @@
 #include "base/cleanup.h"
 #include "base/fs.h"
 #include "base/str.h"
+#include "broker/privd.h"
 #include "broker/snapshot.h"
 
 enum { PAGES = 600 };
@@ -296,6 +297,34 @@ static void test_damaged_manifests(void **state)
         spoil(f, text, changes[i][0], changes[i][1]);
 }
 
+/* Whoever asks for ever more of them is stopped, also when no two are of one sandbox. */
+static void test_how_many_are_made(void **state)
+{
+    (void)state;
+    struct privd p = {0};
+    struct error err = ERROR_INIT;
+    int rc = 0;
+    unsigned made = 0;
+    assert_ok(loop_create(&p.loop, &err), &err);
+    for (; rc == 0 && made <= SNAPSHOTS_MAX; made += rc == 0) {
+        struct sandbox sandbox = {0};
+        struct job *j = job_new(&p);
+        assert_non_null(j);
+        id_new("sb", j->req.sandbox_id);
+        id_new("sn", j->req.snapshot_id);
+        j->sandbox = &sandbox;
+        rc = op_snapshot_begin_begin(j);
+        job_free(j);
+    }
+    assert_int_equal(rc, ERROR_CAPACITY);
+    assert_int_equal(made, SNAPSHOTS_MAX);
+    privd_snapshot_drop(&p, p.snapshots);
+    assert_int_equal(HASH_COUNT(p.snapshots), SNAPSHOTS_MAX - 1);
+    privd_snapshots_free(&p);
+    assert_null(p.snapshots);
+    loop_destroy(p.loop);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -307,6 +336,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_state_is_a_copy, setup, teardown),
         cmocka_unit_test_setup_teardown(test_manifest, setup, teardown),
         cmocka_unit_test_setup_teardown(test_damaged_manifests, setup, teardown),
+        cmocka_unit_test(test_how_many_are_made),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
