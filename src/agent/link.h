@@ -24,7 +24,7 @@ struct link_ops {
 struct link {
     int fd; /* not owned */
     bool up;
-    bool more_input; /* stopped reading to let the output drain */
+    bool more_input;  /* stopped reading to let the output drain */
     uint16_t version; /* chosen for this epoch */
     uint32_t tag;
     struct buf rx;

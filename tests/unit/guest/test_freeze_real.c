@@ -385,7 +385,7 @@ struct image {
     char boot[40];
 };
 
-static const char spoken[] = "one\ntwo\nthree\n";
+#define SPOKEN "one\ntwo\nthree\n"
 
 static void make_image(struct image *im)
 {
@@ -394,7 +394,7 @@ static void make_image(struct image *im)
     start(&im->b, &im->speaker, "echo one; echo two; echo three; read x; echo $x >> /run/heard; echo got $x");
     im->speaker.hoard = true;
     start(&im->b, &im->reader, "while read x; do echo $x; done");
-    while (im->speaker.at < sizeof(spoken) - 1 || !im->reader.started)
+    while (im->speaker.at < sizeof(SPOKEN) - 1 || !im->reader.started)
         loop_turn(im->b.loop, 100);
     assert_int_equal(guest_process_stdin(im->reader.p, "before\n", 7), 7);
     while (im->reader.at < 7)
