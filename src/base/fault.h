@@ -4,9 +4,8 @@
  *   SPACE_FAULT="NAME:kill"      SIGKILL to itself when the point NAME is passed
  *   SPACE_FAULT="NAME:stop"      SIGSTOP to itself: the test kills whom it likes, and sends SIGCONT
  *   SPACE_FAULT="NAME:ACTION:N"  at the Nth time (default 1)
- *   SPACE_FAULT="@FILE"          what FILE holds (NAME:ACTION), looked at anew at every point: a test arms
- * and disarms it while the program runs; an absent or empty file is nothing SPACE_FAULT_LOG=FILE every name
- * that is passed is appended, a line each, before anything else
+ *   SPACE_FAULT="@FILE"          what FILE holds, looked at anew at every point; nothing when it is empty
+ *   SPACE_FAULT_LOG=FILE         appends the name of every point that is passed, before anything else
  *
  * Names are "verb.step"; docs/testing.md tells how they are used. */
 #pragma once
