@@ -5,7 +5,7 @@ top=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$top"
 
 BUILD=${BUILD:-build}
-STATE_DIR=${STATE_DIR:-/var/lib/space}
+STATE_DIR=$(realpath -ms "${STATE_DIR:-/var/lib/space}")
 LISTEN=${LISTEN:-127.0.0.1:7780}
 export PYTHONDONTWRITEBYTECODE=1
 

@@ -10,6 +10,14 @@ log=$STATE_DIR/spaced.log
 spaced=$(program spaced/spaced)
 space=$(program cli/space)
 
+# What to type for another target with the settings of this one.
+make_with() {
+    local line="sudo make $1"
+    [ "$STATE_DIR" = /var/lib/space ] || line+=" STATE_DIR=$STATE_DIR"
+    [ "$BUILD" = build ] || line+=" BUILD=$BUILD"
+    printf '%s\n' "$line"
+}
+
 # The server that this script started, if it still lives. A pid alone could be somebody else's by now.
 server_pid() {
     local pid
@@ -37,22 +45,32 @@ start_server() {
         note "using the server that answers on $url"
         return
     fi
+    local from pid before
+    # Its pid file must go on naming it, so that --stop finds it.
+    if pid=$(server_pid); then
+        die "a server of make run (pid $pid) uses $STATE_DIR already, and does not answer on $url." \
+            "It listens elsewhere: $(grep -o 'ready on .*' "$log" | tail -n 1 || true)" \
+            "Use its address, end it first ($(make_with stop)), or set another STATE_DIR."
+    fi
     mkdir -p "$STATE_DIR"
     : >>"$log"
-    local from pid
     from=$(($(stat -c %s "$log") + 1))
     say "starting the server: $spaced --dev --state-dir $STATE_DIR --listen $LISTEN"
     setsid "$spaced" --dev --state-dir "$STATE_DIR" --listen "$LISTEN" </dev/null >>"$log" 2>&1 &
     pid=$!
     disown
+    before=$(cat "$pid_file" 2>/dev/null || true)
     printf '%s\n' "$pid" >"$pid_file"
     note "log: $log"
     # The first start probes KVM and packs the guest's kernel and initramfs.
     if ! grep -m1 'spaced: ready on' < <(timeout 180 tail --pid="$pid" -c "+$from" -f "$log"); then
         tail -c "+$from" "$log" | tail -n 20 >&2
         kill "$pid" 2>/dev/null || true
+        # A server of another checkout may hold the directory: --stop there must find it.
+        if [ -n "$before" ]; then printf '%s\n' "$before" >"$pid_file"; else rm -f "$pid_file"; fi
         die "the server did not become ready; its last words are above." \
-            "'sudo $space doctor' explains what this machine lacks; if the port is taken: make run LISTEN=127.0.0.1:7781"
+            "'sudo $space doctor' explains what this machine lacks. If the port is taken, choose another:" \
+            "sudo make run LISTEN=127.0.0.1:7781"
     fi
 }
 
@@ -98,6 +116,10 @@ case ${1:-} in
 esac
 
 need_root run
+case $CLEANUP in
+"" | keep | suspend | stop | delete) ;;
+*) die "CLEANUP=$CLEANUP is none of keep, suspend, stop, delete." ;;
+esac
 scripts/setup.sh
 scripts/build.sh --programs
 start_server
@@ -107,17 +129,15 @@ build_seed
 say "examples/first-sandbox"
 PATH=$(dirname "$space"):$PATH
 export PATH
-case $CLEANUP in
-"") examples/first-sandbox/run.sh ;;
-keep | suspend | stop | delete) examples/first-sandbox/run.sh --cleanup="$CLEANUP" ;;
-*) die "CLEANUP=$CLEANUP is none of keep, suspend, stop, delete." ;;
-esac
+examples/first-sandbox/run.sh ${CLEANUP:+--cleanup="$CLEANUP"}
 return_build
 
 cat <<END
 
-The server goes on at $url; make run again reuses it.
+The server goes on at $url; make run again reuses it. To use it from this shell:
+  export PATH=$(dirname "$space"):\$PATH
   export SPACE_URL=$url SPACE_API_KEY=\$(sudo cat $STATE_DIR/dev.key)
-  $space run -t seed -- uname -a
-  sudo make stop     ends the server, sandboxes go on        sudo make purge    deletes everything
+  space run -- uname -a
+$(make_with stop)     ends the server, sandboxes go on
+$(make_with purge)    deletes everything
 END
