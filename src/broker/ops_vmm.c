@@ -31,6 +31,7 @@
 #define OVERHEAD_KVM_MIB 128
 #define OVERHEAD_TCG_MIB 192
 #define THREADS_MAX 128
+#define READ_AHEAD_MAX ((off_t)(128 * MIB))
 #define NAMESPACES (CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWPID)
 
 int op_need_sandbox(struct job *j)
@@ -373,6 +374,26 @@ int op_need_leased(struct job *j)
     return rc < 0 ? rc : privd_sandbox_lease(j->p, j->sandbox, &j->err);
 }
 
+/* A snapshot's memory is a file of its own, so its pages are on the disk though other sandboxes have the same
+ * ones in memory. While the VMM sets itself up they are fetched, or the guest would wait for each. */
+static void read_ahead(const struct job *j)
+{
+    char path[64];
+    off_t budget = READ_AHEAD_MAX;
+    (void)snprintf(path, sizeof(path), "sandboxes/%s/mem", j->req.sandbox_id);
+    AUTO_CLOSE int fd = openat(j->p->pool_fd, path, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+    off_t data = fd >= 0 ? lseek(fd, 0, SEEK_DATA) : -1;
+    while (data >= 0 && budget > 0) {
+        off_t hole = lseek(fd, data, SEEK_HOLE);
+        if (hole <= data)
+            return;
+        off_t n = hole - data < budget ? hole - data : budget;
+        (void)posix_fadvise(fd, data, n, POSIX_FADV_WILLNEED);
+        budget -= n;
+        data = lseek(fd, hole, SEEK_DATA);
+    }
+}
+
 int op_vmm_start_run(struct job *j)
 {
     AUTO_CLOSE int running = -1;
@@ -390,6 +411,8 @@ int op_vmm_start_run(struct job *j)
     rc = plan(s);
     if (rc == 0)
         rc = launch(s, &child);
+    if (rc == 0 && j->req.boot == BROKER_BOOT_SNAPSHOT)
+        read_ahead(j);
     if (rc == 0) {
         j->pidfd = child.pidfd;
         j->fifo_fd = TAKE_FD(s->fifo_fd);
