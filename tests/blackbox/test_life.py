@@ -127,7 +127,8 @@ class Suspend(Life):
         sb.sh("mkdir /root/tree; cat > /root/write.sh <<'EOF'\n"
               "echo $$ > /run/writer; n=0; while :; do d=/root/tree/$((n % 16)); mkdir -p $d; head -c 20000 /dev/urandom > $d/new; "
               "s=$(sha256sum < $d/new); mv $d/new $d/data.$((n % 8)); echo \"$s\" > $d/sum.$((n % 8)).new; "
-              "mv $d/sum.$((n % 8)).new $d/sum.$((n % 8)); n=$((n+1)); echo $n > /run/written; done\nEOF")
+              "mv $d/sum.$((n % 8)).new $d/sum.$((n % 8)); n=$((n+1)); "
+              "echo $n > /run/written.new; mv /run/written.new /run/written; done\nEOF")
         sb.session("exec sh /root/write.sh", start="now")
         rounds = written = 0
         for cycle in range(20):
