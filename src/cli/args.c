@@ -1,5 +1,6 @@
 #include "cli/args.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "base/cleanup.h"
@@ -29,6 +30,22 @@ const struct cli_command *cli_command_find(const struct cli_command *table, cons
         if (strcmp(table->name, name) == 0)
             return table;
     return NULL;
+}
+
+bool cli_command_group(const struct cli_command *table, const char *word, char *buf, size_t size)
+{
+    size_t n = strlen(word);
+    size_t used = 0;
+    buf[0] = '\0';
+    for (; n > 0 && table->name; table++) {
+        if (strncmp(table->name, word, n) != 0 || table->name[n] != ' ')
+            continue;
+        int more = snprintf(buf + used, size - used, "%s%s", used > 0 ? ", " : "", table->name + n + 1);
+        used += more > 0 ? (size_t)more : 0;
+        if (used >= size)
+            break;
+    }
+    return buf[0] != '\0';
 }
 
 static const struct cli_option *find_in(const struct cli_option *table, const char *name, size_t n,
@@ -84,6 +101,13 @@ static int take_value(struct parser *p, const struct cli_option *o, const char *
     return add_value(p, o, p->argv[p->at++]);
 }
 
+static int unknown_option(const struct parser *p, const char *dashes, const char *name, size_t n)
+{
+    const struct cli_command *command = p->args->command;
+    return error_set(p->err, ERROR_INVALID, "unknown option %s%.*s; see `space help%s%s`", dashes, (int)n,
+                     name, command ? " " : "", command ? command->name : "");
+}
+
 static int parse_long(struct parser *p, const char *word)
 {
     const char *name = word + 2;
@@ -91,7 +115,7 @@ static int parse_long(struct parser *p, const char *word)
     const char *attached = name[n] == '=' ? name + n + 1 : NULL;
     const struct cli_option *o = find_option(p, name, n, 0);
     if (!o)
-        return error_set(p->err, ERROR_INVALID, "unknown option --%.*s", (int)n, name);
+        return unknown_option(p, "--", name, n);
     if (o->kind != OPTION_FLAG)
         return take_value(p, o, attached);
     if (attached)
@@ -105,7 +129,7 @@ static int parse_short(struct parser *p, const char *word)
     for (const char *c = word + 1; *c; c++) {
         const struct cli_option *o = find_option(p, NULL, 0, *c);
         if (!o)
-            return error_set(p->err, ERROR_INVALID, "unknown option -%c", *c);
+            return unknown_option(p, "-", c, 1);
         if (o->kind != OPTION_FLAG)
             return take_value(p, o, c[1] ? c + 1 : NULL);
         int rc = add_value(p, o, "");
@@ -120,6 +144,7 @@ static int find_command(struct parser *p, const struct cli_command *table)
 {
     const char *first = p->argv[p->at];
     char two[64];
+    char words[256];
     if (p->at + 1 < p->argc) {
         bool whole = strlen(first) + strlen(p->argv[p->at + 1]) + 2 <= sizeof(two);
         if (whole) {
@@ -135,6 +160,8 @@ static int find_command(struct parser *p, const struct cli_command *table)
         }
     }
     p->args->command = cli_command_find(table, first);
+    if (!p->args->command && cli_command_group(table, first, words, sizeof(words)))
+        return error_set(p->err, ERROR_INVALID, "after `space %s` comes one of: %s", first, words);
     if (!p->args->command)
         return error_set(p->err, ERROR_INVALID, "unknown command '%s'; see `space help`", first);
     p->at++;

@@ -67,6 +67,10 @@ extern const struct cli_command cli_commands[];
 /* The command with these words ("ls", "template build"), NULL when there is none. */
 const struct cli_command *cli_command_find(const struct cli_command *table, const char *name);
 
+/* The second words of the commands whose first is `word`, with commas between, cut at `size`: "ls, get" for
+ * "template". False when there are none. */
+bool cli_command_group(const struct cli_command *table, const char *word, char *buf, size_t size);
+
 /* Parses argv[1..]. Options may stand anywhere before "--"; for a command with `rest`, the first word beyond
  * its positional arguments starts the command to run. With --help among the options, missing arguments are
  * not an error. ERROR_INVALID says what is wrong. */

@@ -73,6 +73,18 @@ int cli_call(struct cli *c, const char *method, char *path, json_t *body, json_t
     return client ? error_set(err, ERROR_NO_MEMORY, "out of memory") : err->code;
 }
 
+/* For what a person meets before anything works. An attach has a token of its own. */
+static void say_what_to_do(const struct cli *c, const struct error *err)
+{
+    if (err->code == ERROR_UNAUTHORIZED && strcmp(c->args->command->name, "attach") != 0)
+        (void)fputs(
+            "space: set SPACE_API_KEY, or SPACE_KEY_FILE to a file with the key; the key of a development "
+            "server is in dev.key of its state directory (/var/lib/space)\n",
+            stderr);
+    else if (c->client && client_unreachable(c->client))
+        (void)fputs("space: is it running, and there? SPACE_URL or --url says where\n", stderr);
+}
+
 int cli_fail(const struct cli *c, const struct error *err)
 {
     (void)fflush(c->out);
@@ -81,6 +93,7 @@ int cli_fail(const struct cli *c, const struct error *err)
                    err->field, *err->field ? ")" : "", *err->operation_id ? " (operation " : "",
                    err->operation_id, *err->operation_id ? ")" : "");
     cli_print_text(stderr, text);
+    say_what_to_do(c, err);
     return exit_for_error(err, c->client && client_unreachable(c->client));
 }
 
@@ -226,8 +239,12 @@ int cli_map(const struct cli_args *a, const char *option, json_t **ret, struct e
 static void show_phase(const json_t *operation, char *last, size_t size)
 {
     const char *phase = NULL;
+    const char *status = json_string_value(json_object_get(operation, "status"));
     const char *kind = json_string_value(json_object_get(operation, "kind"));
     (void)json_unpack((json_t *)operation, "{s:{s:s}}", "progress", "phase", &phase);
+    /* The last phase of one that failed is "done" too, and is not the news. */
+    if (str_eq(status, "failed") || str_eq(status, "canceled"))
+        return;
     if (!phase || !*phase || strcmp(phase, last) == 0)
         return;
     (void)str_copy(last, size, phase);
@@ -371,7 +388,11 @@ int cmd_help(struct cli *c)
         help_command(c->out, command);
         return EXIT_OK;
     }
-    (void)fprintf(stderr, "space: no command is called '%s'; see `space help`\n", name);
+    char words[256];
+    if (a->positional_count == 1 && cli_command_group(cli_commands, name, words, sizeof(words)))
+        (void)fprintf(stderr, "space: after `space %s` comes one of: %s\n", name, words);
+    else
+        (void)fprintf(stderr, "space: no command is called '%s'; see `space help`\n", name);
     return EXIT_USAGE;
 }
 

@@ -59,8 +59,12 @@ static void explain_result(const json_t *result)
     const char *message = json_string_value(json_object_get(result, "message"));
     if (!reason || strcmp(reason, "exit") == 0 || strcmp(reason, "signal") == 0)
         return;
-    (void)fputs("space: the command ended: ", stderr);
-    cli_print_text(stderr, reason);
+    if (strcmp(reason, "start_failed") == 0) {
+        (void)fputs("space: the command did not start", stderr);
+    } else {
+        (void)fputs("space: the command ended: ", stderr);
+        cli_print_text(stderr, reason);
+    }
     if (message && *message) {
         (void)fputs(": ", stderr);
         cli_print_text(stderr, message);

@@ -8,17 +8,18 @@
         "no-wait", 0, OPTION_FLAG, NULL, "Print the operation's id at once; see `space op wait`." \
     }
 
-#define LIFECYCLE_OPTIONS                                                                                \
-    {"idle-timeout", 0, OPTION_NUMBER, "SECONDS", "How long without activity until --on-idle happens.",  \
-     NULL,           0, 1u << 30},                                                                       \
-        {"on-idle", 0, OPTION_STRING, "ACTION",                                                          \
-         "What happens then: pause, suspend, delete or none. Or several, each after a time of its own "  \
-         "without activity: pause:300,suspend:3600."},                                                   \
-        {"max-lifetime", 0, OPTION_NUMBER, "SECONDS", "How long it lives at most.", NULL, 0, 1u << 30},  \
-        {"on-expiry",     0, OPTION_CHOICE, "delete|suspend", "What happens then (default delete).",     \
-         "delete|suspend"},                                                                              \
-    {                                                                                                    \
-        "auto-wake", 0, OPTION_FLAG, NULL, "Wake it when it is used while paused, suspended or stopped." \
+#define LIFECYCLE_OPTIONS                                                                                  \
+    {"idle-timeout", 0, OPTION_NUMBER, "SECONDS", "How long without activity until --on-idle happens.",    \
+     NULL,           0, 1u << 30},                                                                         \
+        {"on-idle", 0, OPTION_STRING, "ACTION",                                                            \
+         "What happens then: pause (the default), suspend, delete or none. Or several, each after a time " \
+         "of its own "                                                                                     \
+         "without activity: pause:300,suspend:3600. One alone needs --idle-timeout."},                     \
+        {"max-lifetime", 0, OPTION_NUMBER, "SECONDS", "How long it lives at most.", NULL, 0, 1u << 30},    \
+        {"on-expiry",     0, OPTION_CHOICE, "delete|suspend", "What happens then (default delete).",       \
+         "delete|suspend"},                                                                                \
+    {                                                                                                      \
+        "auto-wake", 0, OPTION_FLAG, NULL, "Wake it when it is used while paused, suspended or stopped."   \
     }
 
 #define SANDBOX_OPTIONS                                                                              \

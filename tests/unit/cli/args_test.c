@@ -63,6 +63,21 @@ static void the_commands_of_the_api_are_there(void **state)
         assert_non_null(cli_command_find(cli_commands, names[i]));
 }
 
+static void the_words_of_a_group(void **state)
+{
+    (void)state;
+    char buf[64];
+    char small[6];
+    assert_true(cli_command_group(cli_commands, "key", buf, sizeof(buf)));
+    assert_string_equal(buf, "create, ls, rm");
+    assert_true(cli_command_group(cli_commands, "key", small, sizeof(small)));
+    assert_string_equal(small, "creat");
+    assert_false(cli_command_group(cli_commands, "ke", buf, sizeof(buf)));
+    assert_false(cli_command_group(cli_commands, "ls", buf, sizeof(buf)));
+    assert_false(cli_command_group(cli_commands, "", buf, sizeof(buf)));
+    assert_string_equal(buf, "");
+}
+
 static void options_stand_anywhere(void **state)
 {
     (void)state;
@@ -168,6 +183,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_command_is_complete),
         cmocka_unit_test(the_commands_of_the_api_are_there),
+        cmocka_unit_test(the_words_of_a_group),
         cmocka_unit_test(options_stand_anywhere),
         cmocka_unit_test(the_rest_is_taken_as_it_is),
         cmocka_unit_test(dashes_alone_and_negative_words),

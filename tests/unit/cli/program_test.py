@@ -92,7 +92,25 @@ class Statuses(Case):
         r = self.space("ls")
         self.assertEqual(r.returncode, 5)
         self.assertIn(b"127.0.0.1:1", r.stderr)
+        self.assertIn(b"SPACE_URL", r.stderr)
         self.assertEqual(self.space("run", "true").returncode, 5)
+
+    def test_the_missing_key_is_asked_for(self):
+        self.server.answers[("GET", "/v1/sandboxes/sb_x")] = (401, problem(401, "unauthorized"), {})
+        r = self.space("get", "sb_x")
+        self.assertEqual(r.returncode, 1)
+        self.assertIn(b"SPACE_API_KEY", r.stderr)
+
+    def test_what_a_beginner_types(self):
+        for words, says in ((["template"], b"after `space template` comes one of: ls, get, build, "),
+                            (["help", "template"], b"after `space template` comes one of: ls, get, build, "),
+                            (["help", "key", "nope"], b"no command is called 'key nope'"),
+                            (["create", "--memroy", "1"], b"unknown option --memroy; see `space help create`\n"),
+                            (["template", "ls", "-q"], b"unknown option -q; see `space help template ls`\n"),
+                            (["--nope"], b"unknown option --nope; see `space help`\n")):
+            r = self.space(*words)
+            self.assertEqual(r.returncode, 2)
+            self.assertIn(says, r.stderr)
 
     def test_key_and_idempotency(self):
         self.space("create")
@@ -126,6 +144,8 @@ class Statuses(Case):
         self.assertEqual(r.returncode, 1)
         self.assertIn(b"create failed: No capacity: d", r.stderr)
         self.assertEqual(self.space("op", "wait", "op_1").returncode, 1)
+        self.server.operation["progress"] = {"phase": "done", "percent": None}
+        self.assertNotIn(b"done", self.space("op", "wait", "--progress", "op_1").stderr)
         r = self.space("run", "true")
         self.assertEqual(r.returncode, 1)
         self.assertIn("/v1/sandboxes/sb_1", self.paths("DELETE"))
@@ -350,7 +370,7 @@ class Run(Case):
             r = self.space("run", "--no-stdin", "--keep", "x")
             self.assertEqual(r.returncode, code)
             if code == 127:
-                self.assertIn(b"start_failed: no such file: nope", r.stderr)
+                self.assertIn(b"space: the command did not start: no such file: nope\n", r.stderr)
         self.assertEqual(self.paths("DELETE"), [])
 
     def test_fragments_and_pings(self):
