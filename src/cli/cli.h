@@ -75,7 +75,7 @@ struct cli_column {
  * [...]}. */
 void cli_print_list(struct cli *c, const json_t *items, const struct cli_column *columns);
 
-/* One object: JSON, or its members one a line. */
+/* One object: JSON, or its members one a line; those of an object in it have names like "template.ref". */
 void cli_print_object(struct cli *c, const json_t *object);
 
 /* Text of a server for a terminal: control characters are shown as '?'. */

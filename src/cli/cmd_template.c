@@ -52,6 +52,21 @@ int cmd_template_ls(struct cli *c)
     return EXIT_OK;
 }
 
+static void print_template(struct cli *c, const json_t *template)
+{
+    static const struct cli_column tags[] = {{"TAG", "tag"}, {"DIGEST", "digest"}, {NULL}};
+    static const struct cli_column releases[] = {{"RELEASE", "id"},
+                                                 {"SOURCE", "source.kind"},
+                                                 {"DISK MIB", "disk_mib"},
+                                                 {"BYTES", "content_bytes"},
+                                                 {"CREATED", "created_at"},
+                                                 {"DIGEST", "digest"},
+                                                 {NULL}};
+    cli_print_list(c, json_object_get(template, "tags"), tags);
+    (void)fputc('\n', c->out);
+    cli_print_list(c, json_object_get(template, "releases"), releases);
+}
+
 int cmd_template_get(struct cli *c)
 {
     struct error err = ERROR_INIT;
@@ -59,7 +74,10 @@ int cmd_template_get(struct cli *c)
     if (cli_call(c, "GET", client_path("/v1/templates/%s", c->args->positional[0]), NULL, &template, &err) <
         0)
         return cli_fail(c, &err);
-    cli_print_object(c, template);
+    if (c->json)
+        cli_print_object(c, template);
+    else
+        print_template(c, template);
     json_decref(template);
     return EXIT_OK;
 }

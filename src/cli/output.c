@@ -39,6 +39,13 @@ static const json_t *at_path(const json_t *item, const char *path)
     return item;
 }
 
+static void one_line(char *text)
+{
+    for (; *text; text++)
+        if (*text == '\n' || *text == '\t')
+            *text = ' ';
+}
+
 /* A value as one line of text. */
 static void value_text(const json_t *value, char *to, size_t size)
 {
@@ -51,9 +58,7 @@ static void value_text(const json_t *value, char *to, size_t size)
         text = json_dumps(value, JSON_COMPACT | JSON_ENCODE_ANY);
         (void)str_copy(to, size, text ? text : "?");
     }
-    for (char *p = to; *p; p++)
-        if (*p == '\n' || *p == '\t')
-            *p = ' ';
+    one_line(to);
 }
 
 static void print_cell(FILE *to, const char *text, size_t width, bool last)
@@ -109,27 +114,54 @@ void cli_print_list(struct cli *c, const json_t *items, const struct cli_column 
     json_decref(whole);
 }
 
-void cli_print_object(struct cli *c, const json_t *object)
+/* The width of the names in an object's table: "id", and "template.ref" for what is one level down. */
+static size_t names_width(const json_t *object, const char *prefix)
 {
-    if (c->json || !json_is_object(object)) {
-        print_json(c->out, object);
-        return;
-    }
     const char *key;
     json_t *value;
-    size_t width = 0;
+    size_t widest = 0;
     json_object_foreach((json_t *)object, key, value)
     {
-        if (strlen(key) > width)
-            width = strlen(key);
+        size_t width = strlen(prefix) + strlen(key);
+        if (!*prefix && json_object_size(value) > 0) {
+            AUTO_FREE char *deeper = str_printf("%s.", key);
+            width = names_width(value, deeper ? deeper : ".");
+        }
+        if (width > widest)
+            widest = width;
     }
+    return widest;
+}
+
+static void print_members(FILE *to, const json_t *object, const char *prefix, size_t width)
+{
+    const char *key;
+    json_t *value;
     json_object_foreach((json_t *)object, key, value)
     {
-        AUTO_FREE char *dump =
-            json_is_string(value) ? NULL : json_dumps(value, JSON_COMPACT | JSON_ENCODE_ANY);
-        const char *text = json_is_string(value) ? json_string_value(value) : dump ? dump : "?";
-        print_cell(c->out, key, width, false);
-        cli_print_text(c->out, json_is_null(value) ? "-" : text);
-        (void)fputc('\n', c->out);
+        AUTO_FREE char *name = str_printf("%s%s", prefix, key);
+        if (name && !*prefix && json_object_size(value) > 0) {
+            AUTO_FREE char *deeper = str_printf("%s.", key);
+            print_members(to, value, deeper ? deeper : ".", width);
+            continue;
+        }
+        /* Lines are ours: text of others must not look like one. */
+        if (name)
+            one_line(name);
+        const char *plain = json_string_value(value);
+        bool dumped = !plain || strpbrk(plain, "\n\t");
+        AUTO_FREE char *dump = dumped ? json_dumps(value, JSON_COMPACT | JSON_ENCODE_ANY) : NULL;
+        const char *text = !dumped ? plain : dump ? dump : "?";
+        print_cell(to, name ? name : "?", width, false);
+        cli_print_text(to, json_is_null(value) ? "-" : text);
+        (void)fputc('\n', to);
     }
+}
+
+void cli_print_object(struct cli *c, const json_t *object)
+{
+    if (c->json || !json_is_object(object))
+        print_json(c->out, object);
+    else
+        print_members(c->out, object, "", names_width(object, ""));
 }

@@ -217,6 +217,25 @@ class Lifecycle(Case):
     def test_what_is_wrong_is_told(self):
         self.assertIn(b"ACTION:SECONDS", self.space("create", "--on-idle", "pause:5,suspend").stderr)
 
+    def test_an_object_in_the_table(self):
+        self.server.answers[("GET", "/v1/sandboxes/sb_1")] = (200, {
+            "id": "sb_1", "template": {"ref": "t:1", "deep": {"er": [1]}}, "metadata": {}, "expires_at": None, "env": {"a\nid": ""},
+            "name": "two\nlines"}, {})
+        lines = self.space("get", "sb_1").stdout.decode().splitlines()
+        self.assertEqual([line.split() for line in lines[:7]], [
+            ["id", "sb_1"], ["template.ref", "t:1"], ["template.deep", '{"er":[1]}'], ["metadata", "{}"],
+            ["expires_at", "-"], ["env.a", "id"], ["name", '"two\\nlines"']])
+        self.assertEqual(lines[1], "template.ref   t:1")
+
+    def test_a_template_in_tables(self):
+        self.server.answers[("GET", "/v1/templates/t")] = (200, {
+            "name": "t", "tags": [{"tag": "a", "digest": "sha256:1"}],
+            "releases": [{"id": "tp_1", "source": {"kind": "tar"}, "disk_mib": 9, "digest": "sha256:1"}]}, {})
+        out = self.space("template", "get", "t").stdout
+        self.assertIn(b"a    sha256:1\n\nRELEASE", out)
+        self.assertIn(b"tp_1     tar     9 ", out)
+        self.assertIn(b'"releases": [', self.space("template", "get", "t", "-o", "json").stdout)
+
     def test_verbs(self):
         for verb in ("suspend", "restore"):
             r = self.space(verb, "one")
