@@ -38,7 +38,7 @@ static void waits_for(struct sandbox_ready *w, struct operation *op)
 static void cannot(struct sandbox_ready *w)
 {
     struct error err = ERROR_INIT;
-    (void)error_set(&err, ERROR_CONFLICT, "the sandbox is %s and is not woken automatically",
+    (void)error_set(&err, ERROR_CONFLICT, "the sandbox is %s and is not woken automatically: wake it first",
                     sandbox_state_name(w->sb->state));
     if (w->sb->op)
         (void)str_copy(err.operation_id, sizeof(err.operation_id), w->sb->op->id);
