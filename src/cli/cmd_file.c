@@ -108,6 +108,10 @@ static int upload(struct cli *c, const char *from, const char *id, const char *t
     int rc = client_stream(c->client, &t, err);
     if (rc < 0 && k.err.code)
         *err = k.err;
+    else if (rc == ERROR_NO_SUCH_FILE && !cli_flag(c->args, "parents"))
+        rc = error_wrap(err, "%s (--parents makes missing directories)", destination);
+    else if (rc < 0)
+        rc = error_wrap(err, "%s", destination);
     return rc;
 }
 
@@ -131,6 +135,8 @@ static int fetch_to(struct cli *c, const char *id, const char *from, int fd, str
     int rc = client_stream(c->client, &t, err);
     if (rc < 0 && k.err.code)
         *err = k.err;
+    else if (rc < 0)
+        rc = error_wrap(err, "%s", from);
     return rc;
 }
 

@@ -668,6 +668,10 @@ class Files(Case):
         self.assertEqual(self.space("cp", "-", "sb_1:/x", input=b"piped").returncode, 0)
         self.assertEqual(self.server.requests[-1][3], b"piped")
         self.assertEqual(self.server.requests[-1][2]["transfer-encoding"], "chunked")
+        self.server.answers[("PUT", "/v1/sandboxes/sb_1/files")] = (404, problem(404, "no_such_file"), {})
+        r = self.space("cp", "-", "sb_1:/new/x", input=b"")
+        self.assertEqual(r.returncode, 3)
+        self.assertIn(b"space: /new/x (--parents makes missing directories): T: d", r.stderr)
 
     def test_download(self):
         data = os.urandom(200000)
@@ -680,6 +684,7 @@ class Files(Case):
             self.server.answers[("GET", "/v1/sandboxes/sb_1/files")] = (404, problem(404, "no_such_file"), {})
             r = self.space("cp", "sb_1:/nope", os.path.join(d, "nope"))
             self.assertEqual(r.returncode, 3)
+            self.assertIn(b"space: /nope: T: d", r.stderr)
             self.assertEqual(os.listdir(d), ["motd"])  # nothing half-made is left
 
     def test_logs(self):
