@@ -288,6 +288,9 @@ static bool is_loopback(const char *listen)
 
 int config_check(const struct config *c, struct error *err)
 {
+    if (!strrchr(c->listen, ':'))
+        return error_field(err, ERROR_INVALID, "listen", "listen is \"%s\"; it must be ADDRESS:PORT",
+                           c->listen);
     if (c->dev && !is_loopback(c->listen))
         return error_field(
             err, ERROR_INVALID, "listen",
@@ -297,9 +300,6 @@ int config_check(const struct config *c, struct error *err)
     if (config_engine(c) == VM_ENGINE_FIRECRACKER)
         return error_field(err, ERROR_UNSUPPORTED, "engine",
                            "the engine firecracker is not in this release; use auto or qemu");
-    if (!strrchr(c->listen, ':'))
-        return error_field(err, ERROR_INVALID, "listen", "listen is \"%s\"; it must be ADDRESS:PORT",
-                           c->listen);
     if (c->default_vcpus > c->max_vcpus || c->default_memory_mib > c->max_memory_mib ||
         c->default_disk_mib > c->max_disk_mib)
         return error_field(err, ERROR_INVALID, "default_*", "a default_ value is larger than its max_ value");

@@ -112,6 +112,10 @@ static void test_dev_refuses_other_addresses(void **state)
     assert_ok(config_check(&c, &err), &err);
     assert_ok(config_set(&c, "listen", "[::1]:0", &err), &err);
     assert_ok(config_check(&c, &err), &err);
+    assert_ok(config_set(&c, "listen", "7780", &err), &err);
+    assert_int_equal(config_check(&c, &err), ERROR_INVALID);
+    assert_non_null(strstr(err.message, "ADDRESS:PORT"));
+    assert_ok(config_set(&c, "listen", "[::1]:0", &err), &err);
     c.default_vcpus = 8;
     assert_int_equal(config_check(&c, &err), ERROR_INVALID);
 }
