@@ -7,6 +7,7 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/statvfs.h>
 
 #include "base/cleanup.h"
 #include "base/fault.h"
@@ -14,6 +15,9 @@
 #include "base/str.h"
 #include "sandbox/capacity.h"
 #include "json/json.h"
+
+/* More than a device state takes. */
+#define STATE_ROOM ((uint64_t)4 << 20)
 
 static bool ours(const struct call *c, enum step step)
 {
@@ -273,12 +277,24 @@ static void take(struct sandboxes *s, struct sandbox *sb)
                             errand_new(s, sb, captured));
 }
 
+/* A VMM says of a full disk no more than that a write failed. */
+static bool pool_is_full(struct sandboxes *s, const struct snapshot *sn)
+{
+    AUTO_CLOSE int fd = -1;
+    struct error err = ERROR_INIT;
+    struct statvfs fs;
+    return snapshot_open_state(s, sn, O_WRONLY, &fd, &err) == 0 && fstatvfs(fd, &fs) == 0 &&
+           (uint64_t)fs.f_bavail * fs.f_frsize < STATE_ROOM;
+}
+
 static void saved(struct sandboxes *s, struct call *c)
 {
     struct sandbox *sb = c->sb;
     if (!ours(c, STEP_SAVE) || c->err.code == ERROR_GONE)
         return; /* the VMM's end is on its way with a better reason */
     if (c->err.code) {
+        if (c->err.code == ERROR_UNAVAILABLE && pool_is_full(s, sb->capture->snapshot))
+            (void)error_set(&c->err, ERROR_NO_SPACE, "the disk pool is full");
         capture_failed(s, sb, &c->err);
         return;
     }

@@ -85,3 +85,31 @@ class DiskFull(SpaceTest):
         self.free()
         self.assertEqual(sb.sh("echo here"), "here\n")
         self.fill()  # what it took can be given back all the same: purge, in close
+
+    @limit(300)
+    def test_a_full_pool(self):
+        sb = self.sandbox()
+        self.assertEqual(sb.sh("echo kept > /run/kept && cat /run/kept"), "kept\n")
+        filler = os.path.join(self.server.state_dir, "pool", "filler")
+        self.addCleanup(lambda: os.path.exists(filler) and os.unlink(filler))
+        with open(filler, "wb", buffering=0) as out, self.assertRaises(OSError) as full:
+            while True:
+                out.write(os.urandom(1 << 20))
+                os.fsync(out.fileno())
+        self.assertEqual(full.exception.errno, errno.ENOSPC)
+        for verb, body in (("suspend", None), ("snapshots", {}), ("fork", {})):
+            with self.subTest(verb=verb):
+                answer = self.api.call("POST", f"{sb.path}/{verb}", body)
+                if answer.status == 202:  # what is known of the free space is from the last tick
+                    operation = self.api.wait_operation(answer.json["operation"], check=False)
+                    self.assertEqual(operation["status"], "failed")
+                    self.assertEqual(operation["error"]["type"], "urn:space:error:no_space", operation["error"])
+                else:
+                    self.assertEqual((answer.status, answer.json["type"]), (507, "urn:space:error:no_space"))
+                self.assertEqual(sb.state(), "running")
+        os.unlink(filler)
+        self.until(lambda: self.api.call("POST", f"{sb.path}/snapshots", {}).status == 202, "room again")
+        self.until(lambda: not sb.get()["operation_id"], "the snapshot made")
+        sb.verb("suspend")
+        sb.verb("restore")
+        self.assertEqual(sb.sh("cat /run/kept"), "kept\n")
