@@ -41,11 +41,14 @@ stop_server() {
 answers() { curl -sf --noproxy '*' --max-time 5 -o /dev/null "$url/readyz"; }
 
 start_server() {
+    local from pid before
     if answers; then
         note "using the server that answers on $url"
+        if pid=$(server_pid) && [[ $(readlink "/proc/$pid/exe") = *' (deleted)' ]]; then
+            note "it is of an older build; to run the new one: $(make_with stop), then make run again"
+        fi
         return
     fi
-    local from pid before
     # Its pid file must go on naming it, so that --stop finds it.
     if pid=$(server_pid); then
         die "a server of make run (pid $pid) uses $STATE_DIR already, and does not answer on $url." \
