@@ -35,7 +35,7 @@ stop_server() {
     kill -TERM "$pid"
     timeout 30 tail --pid="$pid" -f /dev/null || die "the server (pid $pid) does not end." "Look into $log"
     rm -f "$pid_file"
-    say "server stopped; running sandboxes go on and are taken up again by the next make run"
+    say "server stopped${1:+; $1}"
 }
 
 answers() { curl -sf --noproxy '*' --max-time 5 -o /dev/null "$url/readyz"; }
@@ -106,14 +106,19 @@ build_seed() {
 case ${1:-} in
 --stop)
     need_root stop
-    stop_server
+    stop_server "running sandboxes go on and are taken up again by the next make run"
     exit
     ;;
 --purge)
     need_root purge
     [ -x "$spaced" ] || die "$spaced is not built." "Run: make"
     stop_server
+    if [ ! -d "$STATE_DIR" ]; then
+        note "there is no $STATE_DIR"
+        exit
+    fi
     "$spaced" --state-dir "$STATE_DIR" --purge
+    say "every sandbox, snapshot and template is deleted; the key and the log stay in $STATE_DIR"
     exit
     ;;
 esac
