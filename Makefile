@@ -20,7 +20,7 @@ SOURCES = $(shell find src tests bench -name '*.[ch]')
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | while IFS=$$'\t' read -r t d; do printf '  make %-10s %s\n' "$$t" "$$d"; done
 	@echo
-	@echo '  STATE_DIR=$(STATE_DIR)  LISTEN=$(LISTEN)  BUILD=$(BUILD)  CLEANUP=keep|suspend|stop|delete (make run)  K=pattern (make check)'
+	@echo '  STATE_DIR=$(STATE_DIR)  LISTEN=$(LISTEN)  BUILD=$(BUILD)  CLEANUP=keep|suspend|stop|delete (make run)  K=pattern (make check: which black-box tests)'
 
 setup: ## install the Debian/Ubuntu packages that are missing (root)
 	@scripts/setup.sh
