@@ -168,10 +168,10 @@ int verb_conflict(const struct sandbox *sb, const char *verb, struct error *err)
     if (sb->state == SANDBOX_DELETED)
         return error_set(err, ERROR_GONE, "the sandbox was deleted");
     if (sb->state == SANDBOX_FAILED)
-        return error_set(
-            err, ERROR_CONFLICT,
-            "the sandbox has failed (%s): %.300s; it can be rolled back to a snapshot or deleted",
-            sb->failure_reason, sb->failure_message);
+        return error_set(err, ERROR_CONFLICT,
+                         "the sandbox has failed (%s): %.300s; it can be rolled back to a snapshot, if it "
+                         "has one, or deleted",
+                         sb->failure_reason, sb->failure_message);
     int rc = error_set(err, ERROR_CONFLICT, "the sandbox is %s%s%s: %s is not possible now",
                        sandbox_state_name(sb->state), sb->op ? ", under way is " : "",
                        sb->op ? sb->op->kind : "", verb);

@@ -130,7 +130,7 @@ const char *sandbox_state_next(enum sandbox_state s)
     case SANDBOX_STOPPED:
         return "the sandbox is stopped: it can be started, rolled back or deleted";
     case SANDBOX_FAILED:
-        return "the sandbox has failed: it can be rolled back to a snapshot or deleted";
+        return "the sandbox has failed: it can be rolled back to a snapshot, if it has one, or deleted";
     case SANDBOX_DELETING:
         return "the removal goes on being tried";
     case SANDBOX_DELETED:
