@@ -282,6 +282,9 @@ static void nothing_runs_while_frozen(void **state)
             turn_ms(&b, 50);
     sizes(&b, after);
     assert_true(after[0] == before[0]);
+    for (size_t i = 0; i < 4; i++)
+        guest_process_release(p[i].p);
+    guest_process_release(waiting.p);
     box_end(&b);
 }
 
@@ -312,6 +315,8 @@ static void a_process_that_cannot_be_frozen(void **state)
     wait_for(&b, &stuck.exited);
     assert_string_equal(stuck.text, "done\n");
     frozen(&b);
+    guest_process_release(stuck.p);
+    guest_process_release(ticker.p);
     box_end(&b);
 }
 
@@ -336,6 +341,7 @@ static void a_stop_while_frozen(void **state)
     assert_true(clock_mono_ns() < due);
     b.vm.pid = 0;
     assert_string_equal(p.text, "up\n");
+    guest_process_release(p.p);
     box_end(&b);
 }
 
@@ -549,6 +555,8 @@ static void figures(void **state)
                       "without both %.2f ms\n",
                       n, median(with, QUIESCE), median(with, IDENTIFY), median(with, ALL), median(bare, ALL));
         assert_true(median(with, ALL) < median(bare, ALL) + 100);
+        for (unsigned i = 0; i < n; i++)
+            guest_process_release(idle[i].p);
     }
     box_end(&b);
 }
