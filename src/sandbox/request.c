@@ -172,9 +172,11 @@ int verb_conflict(const struct sandbox *sb, const char *verb, struct error *err)
                          "the sandbox has failed (%s): %.300s; it can be rolled back to a snapshot, if it "
                          "has one, or deleted",
                          sb->failure_reason, sb->failure_message);
-    int rc = error_set(err, ERROR_CONFLICT, "the sandbox is %s%s%s: %s is not possible now",
-                       sandbox_state_name(sb->state), sb->op ? ", under way is " : "",
-                       sb->op ? sb->op->kind : "", verb);
+    int rc =
+        sb->op ? error_set(err, ERROR_CONFLICT, "the sandbox is %s, under way is %s: %s is not possible now",
+                           sandbox_state_name(sb->state), sb->op->kind, verb)
+               : error_set(err, ERROR_CONFLICT, "%s is not possible now: %s", verb,
+                           sandbox_state_next(sb->state));
     if (err)
         (void)str_copy(err->operation_id, sizeof(err->operation_id), sandbox_operation_id(sb));
     return rc;

@@ -125,8 +125,7 @@ const char *sandbox_state_next(enum sandbox_state s)
         return "the sandbox is paused: it can be resumed, stopped, rolled back or deleted";
     case SANDBOX_SUSPENDED:
         return "the sandbox is suspended and what it keeps on disk is whole: it can be restored, rolled back "
-               "or "
-               "deleted";
+               "or deleted";
     case SANDBOX_STOPPED:
         return "the sandbox is stopped: it can be started, rolled back or deleted";
     case SANDBOX_FAILED:
