@@ -57,8 +57,9 @@ struct vm_engine_ops {
      * stopped. */
     void (*load)(struct vm *vm, int state_fd, vm_done done, void *arg);
     /* Starts / stops the vCPUs; memory stays resident. Repeating is success. After a load from a snapshot,
-     * and after the adoption of a stopped VM, connect to the agent only when resume has answered: it empties
-     * the port of what was meant for an earlier host, for which the port has to be free. */
+     * and after the adoption of a stopped VM, resume empties the agent's port of what was meant for an
+     * earlier host, if nobody is connected. Who connected before may not be heard until he connects again,
+     * which src/guest does when it is not answered. */
     void (*resume)(struct vm *vm, vm_done done, void *arg);
     void (*pause)(struct vm *vm, vm_done done, void *arg);
     /* GOLDEN: writes device state to state_fd, vCPUs stopped; then ends the VMM. */
