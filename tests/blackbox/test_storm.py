@@ -249,6 +249,8 @@ class Storm(OwnServerTest):
             self.victims.discard(model.sb.id)
         # What was under way may or may not have happened.
         model.doubts |= {model.disk, model.memory, 0, self.counter} | set(range(max(0, self.counter - 64), self.counter + 1))
+        for taken in model.snapshots:  # it may have been a rollback
+            model.doubts |= {taken[1], taken[2]} | taken[3]
         self.known_snapshots(model)
 
     def known_snapshots(self, model):
