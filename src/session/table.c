@@ -269,15 +269,8 @@ static void sweep(struct loop_timer *t)
 
 static void remove_orphans(struct sessions *s)
 {
-    int fd = fcntl(s->dir_fd, F_DUPFD_CLOEXEC, 3);
-    AUTO_CLOSEDIR DIR *dir = fd < 0 ? NULL : fdopendir(fd);
-    if (!dir) {
-        if (fd >= 0)
-            (void)close(fd);
-        return;
-    }
-    rewinddir(dir);
-    for (struct dirent *e = readdir(dir); e; e = readdir(dir))
+    AUTO_CLOSEDIR DIR *dir = fs_open_dir(s->dir_fd, ".");
+    for (struct dirent *e = dir ? readdir(dir) : NULL; e; e = readdir(dir))
         if (id_valid(e->d_name, "sb") && !bucket_find(s, e->d_name))
             remove_directory(s, e->d_name);
 }

@@ -77,14 +77,9 @@ static bool of_a_release(struct templates *t, const char *name)
 
 void build_log_sweep(struct templates *t)
 {
-    int fd = fcntl(t->upload_fd, F_DUPFD_CLOEXEC, 0);
-    AUTO_CLOSEDIR DIR *d = fd < 0 ? NULL : fdopendir(fd);
-    if (!d) {
-        cleanup_close(&fd);
-        return;
-    }
+    AUTO_CLOSEDIR DIR *d = fs_open_dir(t->upload_fd, ".");
     const struct dirent *e;
-    while ((e = readdir(d)))
+    while (d && (e = readdir(d)))
         if (e->d_name[0] != '.' && !of_a_release(t, e->d_name))
             (void)unlinkat(t->upload_fd, e->d_name, 0);
 }
