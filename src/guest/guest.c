@@ -187,8 +187,7 @@ uint32_t guest_new_channel(struct guest *g)
 
 static bool put_frame(struct guest *g, uint8_t type, uint32_t channel, struct buf *body)
 {
-    return g->link == LINK_READY &&
-           proto_send(&g->tx, g->tag, type, channel, body ? buf_head(body) : NULL, body ? buf_len(body) : 0);
+    return proto_send(&g->tx, g->tag, type, channel, body ? buf_head(body) : NULL, body ? buf_len(body) : 0);
 }
 
 bool guest_send(struct guest *g, uint8_t type, uint32_t channel, struct buf *body)
@@ -202,7 +201,7 @@ bool guest_send(struct guest *g, uint8_t type, uint32_t channel, struct buf *bod
 
 bool guest_send_along(struct guest *g, uint8_t type, uint32_t channel, struct buf *body)
 {
-    bool sent = put_frame(g, type, channel, body);
+    bool sent = g->link == LINK_READY && put_frame(g, type, channel, body);
     if (sent && !g->linger.active)
         loop_timer_start(&g->linger, LINGER_MS);
     return sent;
