@@ -43,7 +43,9 @@ enum error_code {
     ERROR_PROTOCOL = -28,         /* 502 guest_protocol: the guest broke its protocol */
     ERROR_START_FAILED = -29,     /* 422 start_failed: a command could not be started */
     ERROR_HEADER_TOO_LARGE = -30, /* 431 header_too_large */
-    ERROR_INCOMPATIBLE = -31      /* 409 incompatible_snapshot: made by another VMM, processor or machine */
+    ERROR_INCOMPATIBLE = -31,     /* 409 incompatible_snapshot: made by another VMM, processor or machine */
+    ERROR_REFUSED = -32,          /* 502 port_closed: nothing in the guest listens at the port */
+    ERROR_RESET = -33             /* 502 connection_reset: the guest broke the connection off */
 };
 
 #define ERROR_MESSAGE_MAX 512 /* bytes, with the NUL; longer text is cut */

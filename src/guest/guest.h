@@ -20,6 +20,7 @@
 struct guest;
 struct guest_process;
 struct guest_file;
+struct guest_conn;
 
 typedef void (*guest_done)(void *arg, const struct error *err);
 
@@ -207,6 +208,8 @@ struct guest_write {
     const char *path;
     uint32_t mode; /* permission bits of a new file; UINT32_MAX: 0644 or the replaced file's */
     bool parents;  /* make missing directories (0755) */
+    const char
+        *owner; /* "USER", "USER:GROUP", ":GROUP", names or numbers; NULL: as it is (a new file: user) */
 };
 
 struct guest_write_events {
@@ -233,3 +236,125 @@ void guest_file_remove(struct guest *g, const char *user, const char *path, bool
                        void *arg);
 void guest_file_mkdir(struct guest *g, const char *user, const char *path, bool parents, guest_done done,
                       void *arg);
+
+/* What follows needs an agent of this release: one of an earlier release, in a guest restored from an old
+ * snapshot, gives ERROR_UNSUPPORTED. */
+
+enum guest_file_flags {
+    GUEST_REPLACE = 1, /* an existing target that is not a directory gives way, atomically */
+    GUEST_PARENTS = 2, /* missing directories are made (0755) */
+};
+
+/* Renames; across file systems it copies and removes. Without GUEST_REPLACE an existing target is
+ * ERROR_EXISTS. */
+void guest_file_move(struct guest *g, const char *user, const char *from, const char *to, unsigned flags,
+                     guest_done done, void *arg);
+
+/* Copies a file, or with `recursive` a directory with all in it: modes, times, links (as links), extended
+ * attributes, and owners as far as the user may. A file appears whole or not at all. */
+void guest_file_copy(struct guest *g, const char *user, const char *from, const char *to, bool recursive,
+                     unsigned flags, guest_done done, void *arg);
+
+/* Changes permission bits (UINT32_MAX: leaves them) and owner (NULL: leaves it; see guest_write.owner). Links
+ * are followed at the path itself, and not below it. */
+void guest_file_chmod(struct guest *g, const char *user, const char *path, uint32_t mode, const char *owner,
+                      bool recursive, guest_done done, void *arg);
+
+/* Makes `path` a symbolic link with the text `text`. */
+void guest_file_symlink(struct guest *g, const char *user, const char *path, const char *text, unsigned flags,
+                        guest_done done, void *arg);
+
+struct guest_entry {
+    const char *name; /* relative to the directory; not NUL-terminated; any bytes */
+    size_t name_n;
+    const char *link; /* a symbolic link's text */
+    size_t link_n;
+    struct guest_stat stat; /* of a link itself */
+};
+
+struct guest_list_events {
+    void (*entry)(void *arg, const struct guest_entry *e); /* each, in order */
+    void (*done)(void *arg, const struct error *err);      /* last, once */
+};
+
+/* Lists what is below a directory, `depth` levels (at least 1), depth first, each directory's entries in the
+ * order of their bytes. At most `limit` entries (1 to 10,000), behind the relative path `after` (NULL: from
+ * the start). Links are not followed. ERROR_NOT_DIRECTORY for anything else. */
+int guest_file_list(struct guest *g, const char *user, const char *path, uint32_t depth, const char *after,
+                    uint32_t limit, const struct guest_list_events *events, void *arg,
+                    struct guest_file **ret, struct error *err);
+
+enum guest_change_kind {
+    GUEST_CHANGE_CREATED = 1,
+    GUEST_CHANGE_MODIFIED,
+    GUEST_CHANGE_ATTRIBUTES,
+    GUEST_CHANGE_REMOVED,
+    GUEST_CHANGE_MOVED,    /* within what is watched: from name to `to` */
+    GUEST_CHANGE_OVERFLOW, /* changes were lost */
+};
+
+struct guest_change {
+    enum guest_change_kind kind;
+    bool directory;
+    const char *name; /* relative to the directory, empty: itself; not NUL-terminated; any bytes */
+    size_t name_n;
+    const char *to;
+    size_t to_n;
+    size_t size; /* to be given to guest_file_taken when it has been passed on */
+};
+
+struct guest_watch_events {
+    void (*ready)(void *arg); /* from here on no change is missed, or overflow is said */
+    void (*change)(void *arg, const struct guest_change *c);
+    void (*done)(void *arg, const struct error *err); /* last, once: the directory is gone (NULL), or why */
+};
+
+/* Watches a directory (recursive: with all below, also what is made later) or a file until
+ * guest_file_close. An owner who does not take what was given holds the guest back, whose kernel then
+ * counts the loss: GUEST_CHANGE_OVERFLOW. At most 16 a guest: ERROR_CAPACITY. */
+int guest_file_watch(struct guest *g, const char *user, const char *path, bool recursive,
+                     const struct guest_watch_events *events, void *arg, struct guest_file **ret,
+                     struct error *err);
+
+/* A tar stream (pax) of a file or a directory with all below: names relative to it ("." is itself), modes,
+ * owners by number and name, times, hard and symbolic links, extended attributes, sparse files as they are.
+ * opened tells of the path itself; flow control as in guest_file_read. Sockets are left out. */
+int guest_archive_read(struct guest *g, const char *user, const char *path,
+                       const struct guest_read_events *events, void *arg, struct guest_file **ret,
+                       struct error *err);
+
+/* Unpacks a tar stream (ustar, pax, GNU) into the directory w->path: push, commit at its end, as in
+ * guest_file_write; w->mode is ignored, w->owner, when given, owns everything, else owners are as in the
+ * archive when the user is root and the user's else. An entry that would leave the directory (an absolute
+ * name is taken as relative to it; "..", a path through a link) is refused, and ends it: ERROR_INVALID names
+ * it; what was unpacked before stays. */
+int guest_archive_write(struct guest *g, const struct guest_write *w, const struct guest_write_events *events,
+                        void *arg, struct guest_file **ret, struct error *err);
+
+/* --- connections to TCP ports of the guest's loopback interface --- */
+struct guest_conn_events {
+    void (*opened)(void *arg); /* the connection stands */
+    /* In order. At most 256 KiB more than guest_conn_taken was told of. */
+    void (*data)(void *arg, const void *data, size_t n);
+    void (*end)(void *arg);  /* the guest has closed its half: no more data */
+    void (*room)(void *arg); /* more may be pushed */
+    /* Last, once. NULL: both halves were closed in order. Before opened: ERROR_REFUSED (nothing listens at
+     * the port), ERROR_CAPACITY, ERROR_UNSUPPORTED; at any time ERROR_UNAVAILABLE (link lost), ERROR_RESET.
+     */
+    void (*closed)(void *arg, const struct error *err);
+};
+
+/* Connects to 127.0.0.1:port, or [::1]:port when that is refused. Connections do not outlive the link. At
+ * most 256 a guest. The guest's processes may be frozen: the kernel still takes connections then. */
+int guest_dial(struct guest *g, uint16_t port, const struct guest_conn_events *events, void *arg,
+               struct guest_conn **ret, struct error *err);
+
+/* Returns how many bytes were taken; fewer than n: wait for room. Allowed before opened. */
+size_t guest_conn_push(struct guest_conn *c, const void *data, size_t n);
+/* Closes this side's half after what was pushed. */
+void guest_conn_end(struct guest_conn *c);
+/* n more bytes have been passed on. */
+void guest_conn_taken(struct guest_conn *c, size_t n);
+/* Ends it (a reset unless it is over) and frees the object. Always called by the owner, also after closed. No
+ * callback follows. */
+void guest_conn_close(struct guest_conn *c);

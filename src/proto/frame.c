@@ -186,7 +186,7 @@ int proto_data_get(const struct proto_frame *f, struct proto_data *ret)
     const unsigned char *p = f->payload;
     size_t n = f->length - PROTO_DATA_PRELUDE;
     uint64_t offset = bytes_get_u64(p + 8), end;
-    if (p[0] > PROTO_FILE_DATA || p[1] > 1 || !zero(p + 2, 6) || __builtin_add_overflow(offset, n, &end))
+    if (p[0] > PROTO_TO_HOST || p[1] > 1 || !zero(p + 2, 6) || __builtin_add_overflow(offset, n, &end))
         return -1;
     *ret = (struct proto_data){p[0], p[1], offset, p + PROTO_DATA_PRELUDE, n};
     return 0;
@@ -219,7 +219,7 @@ int proto_window_get(const struct proto_frame *f, struct proto_window *ret)
 {
     const unsigned char *p = f->payload;
     struct proto_window w = {p[0], bytes_get_u64(p + 8), bytes_get_u64(p + 16)};
-    if (p[0] > PROTO_FILE_DATA || !zero(p + 1, 7) || w.acked > w.limit)
+    if (p[0] > PROTO_TO_HOST || !zero(p + 1, 7) || w.acked > w.limit)
         return -1;
     *ret = w;
     return 0;

@@ -23,7 +23,9 @@
 /* Versions spoken. What a version added, the table says (`since`); a host that finds an agent of an earlier
  * release in a running guest does without it. */
 #define PROTO_VERSION_LOWEST 1
-#define PROTO_VERSION 2 /* QUIESCE; HELLO tells of a frozen guest; PONG of its clock */
+/* 2: QUIESCE; HELLO tells of a frozen guest; PONG of its clock.
+ * 3: DIAL; FILE lists, moves, copies, links, changes attributes, watches and archives. */
+#define PROTO_VERSION 3
 #define PROTO_MARKER 0xA5C3
 #define PROTO_HEADER 16
 #define PROTO_TRAILER 4
@@ -41,12 +43,15 @@
 #define PROTO_OUTPUT_WINDOW 262144 /* credit a stream from the guest starts with */
 #define PROTO_STDIN_WINDOW 65536   /* credit stdin starts with */
 #define PROTO_WRITE_WINDOW 262144  /* credit a file being written starts with */
+#define PROTO_CONN_WINDOW 262144   /* credit either direction of a connection starts with */
 
 #define PROTO_STRINGS_MAX 1048576 /* bytes of argv and env together, NULs included */
 #define PROTO_STRINGS_COUNT 16384 /* argv and env entries together */
 #define PROTO_EXEC_MAX (PROTO_STRINGS_MAX + 8 * PROTO_STRINGS_COUNT + 32768)
 #define PROTO_PROCESSES_MAX 512
 #define PROTO_FILES_MAX 64
+#define PROTO_WATCHES_MAX 16 /* of the file operations, those that watch */
+#define PROTO_CONNS_MAX 256
 #define PROTO_PATH_MAX 4096
 
 enum proto_flag { PROTO_MORE = 1 /* the message goes on in the next frame */ };
@@ -75,12 +80,46 @@ enum proto_type {
     PROTO_FILE_CLOSE,
     PROTO_FILE_DONE, /* guest: how it ended; the channel is free again */
     PROTO_QUIESCE,   /* host: freeze every process until IDENTIFY has succeeded */
+    PROTO_DIAL,   /* host: connect to a TCP port of the guest's loopback interface, on a channel of its own */
+    PROTO_DIALED, /* guest: the connection stands; data may flow both ways */
+    PROTO_CONN_CLOSE, /* host: reset it, it is not needed any more */
+    PROTO_CONN_DONE, /* guest: it is over: both directions have ended (code 0), or why; the channel is free */
     PROTO_TYPE_END
 };
 
-enum proto_stream { PROTO_STDIN = 0, PROTO_STDOUT = 1, PROTO_STDERR = 2, PROTO_FILE_DATA = 3 };
+enum proto_stream {
+    PROTO_STDIN = 0,
+    PROTO_STDOUT = 1,
+    PROTO_STDERR = 2,
+    PROTO_FILE_DATA = 3,
+    PROTO_TO_GUEST = 4, /* of a connection; fin: the peer's half is closed */
+    PROTO_TO_HOST = 5
+};
 
-enum proto_file_op { PROTO_OP_STAT = 1, PROTO_OP_REMOVE, PROTO_OP_MKDIR, PROTO_OP_READ, PROTO_OP_WRITE };
+/* Those up to WRITE are of version 1, the rest of version 3. READ, LIST, WATCH and ARCHIVE_READ answer
+ * FILE_OPENED, then file data, then FILE_DONE; WRITE and ARCHIVE_WRITE take file data until FILE_COMMIT; the
+ * others are answered by FILE_DONE alone. */
+enum proto_file_op {
+    PROTO_OP_STAT = 1,
+    PROTO_OP_REMOVE,
+    PROTO_OP_MKDIR,
+    PROTO_OP_READ,
+    PROTO_OP_WRITE,
+    PROTO_OP_LIST,    /* records (proto_entry_*) of what is below a directory */
+    PROTO_OP_MOVE,    /* PATH to TARGET */
+    PROTO_OP_COPY,    /* PATH to TARGET */
+    PROTO_OP_CHMOD,   /* MODE and OWNER, each when given */
+    PROTO_OP_SYMLINK, /* PATH becomes a link with the text TARGET */
+    PROTO_OP_WATCH,   /* records (proto_change_*) until closed; FILE_OPENED: from here on none is missed */
+    PROTO_OP_ARCHIVE_READ,  /* a tar stream of PATH */
+    PROTO_OP_ARCHIVE_WRITE, /* a tar stream is unpacked into the directory PATH */
+    PROTO_OP_END
+};
+
+enum proto_file_flag {
+    PROTO_FILE_REPLACE = 1, /* MOVE, COPY: an existing target that is not a directory gives way */
+    PROTO_FILE_PARENTS = 2  /* MOVE, COPY, SYMLINK, ARCHIVE_WRITE: missing directories are made (0755) */
+};
 
 enum proto_reason {
     PROTO_REASON_EXIT = 1,
@@ -143,6 +182,11 @@ enum proto_tag {
     PROTO_F_LIMIT,
     PROTO_F_FROZEN,
     PROTO_F_MONO,
+    PROTO_F_TARGET, /* the second path of a file operation, or a link's text */
+    PROTO_F_DEPTH,  /* LIST: levels below the directory, at least 1 */
+    PROTO_F_AFTER,  /* LIST: go on behind this path (relative to the directory) */
+    PROTO_F_OWNER,  /* "USER", "USER:GROUP" or ":GROUP", names or numbers */
+    PROTO_F_PORT,
     PROTO_F_END
 };
 #define PROTO_F_OPTIONAL 0x8000u
@@ -303,3 +347,50 @@ struct proto_stat {
 };
 void proto_stat_put(unsigned char to[PROTO_STAT_SIZE], const struct proto_stat *s);
 void proto_stat_get(const unsigned char from[PROTO_STAT_SIZE], struct proto_stat *ret);
+
+/* --- records in the data of LIST and WATCH ---
+ *
+ *     entry:  u32 length of the whole | stat (40 bytes) | u16 name's length | u16 link's length | name | link
+ *     change: u32 length of the whole | u8 kind | u8 1: of a directory | u16 name's length | u16 to's length
+ * | u16 zero | name | to
+ *
+ * Names are paths relative to the directory that was asked about (empty: itself), of any bytes but NUL;
+ * "to" is the new name of what moved within it. Records may be cut anywhere by frames. */
+#define PROTO_RECORD_MAX (4 + PROTO_STAT_SIZE + 8 + 2 * PROTO_PATH_MAX)
+
+struct proto_entry {
+    struct proto_stat stat; /* of a link itself, not of what it names */
+    const char *name;
+    size_t name_n;    /* 1 to PROTO_PATH_MAX - 1 */
+    const char *link; /* a symbolic link's text */
+    size_t link_n;    /* 0 when it is none; at most PROTO_PATH_MAX - 1 */
+};
+
+enum proto_change_kind {
+    PROTO_CHANGE_CREATED = 1,
+    PROTO_CHANGE_MODIFIED,   /* content */
+    PROTO_CHANGE_ATTRIBUTES, /* mode, owner, times, links */
+    PROTO_CHANGE_REMOVED,    /* also: moved out of what is watched */
+    PROTO_CHANGE_MOVED,      /* within what is watched; to is the new name */
+    PROTO_CHANGE_OVERFLOW,   /* changes were lost; look at the directory again */
+    PROTO_CHANGE_KIND_END
+};
+
+struct proto_change {
+    enum proto_change_kind kind;
+    bool directory;
+    const char *name;
+    size_t name_n;
+    const char *to;
+    size_t to_n;
+};
+
+/* Write a record of at most PROTO_RECORD_MAX bytes and return its size; 0 when it does not fit the format. */
+size_t proto_entry_put(unsigned char to[PROTO_RECORD_MAX], const struct proto_entry *e);
+size_t proto_change_put(unsigned char to[PROTO_RECORD_MAX], const struct proto_change *c);
+/* Read one record at p. PROTO_WHOLE: *ret_size bytes were it, ret points into p. PROTO_BAD names the fault.
+ */
+enum proto_parse proto_entry_get(const unsigned char *p, size_t n, struct proto_entry *ret, size_t *ret_size,
+                                 const char **ret_why);
+enum proto_parse proto_change_get(const unsigned char *p, size_t n, struct proto_change *ret,
+                                  size_t *ret_size, const char **ret_why);

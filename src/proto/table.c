@@ -81,9 +81,13 @@ static const struct proto_field signal_fields[] = {
 };
 static const struct proto_field resize_fields[] = {NUM32(PROTO_F_ROWS, true), NUM32(PROTO_F_COLS, true)};
 static const struct proto_field file_fields[] = {
-    NUM32(PROTO_F_OP, true),      STR(PROTO_F_PATH, true, PROTO_PATH_MAX), STR(PROTO_F_USER, false, 256),
-    NUM32(PROTO_F_MODE, false),   NUM32(PROTO_F_RECURSIVE, false),         NUM64(PROTO_F_OFFSET, false),
-    NUM64(PROTO_F_LENGTH, false),
+    NUM32(PROTO_F_OP, true),         STR(PROTO_F_PATH, true, PROTO_PATH_MAX),
+    STR(PROTO_F_USER, false, 256),   NUM32(PROTO_F_MODE, false),
+    NUM32(PROTO_F_RECURSIVE, false), NUM64(PROTO_F_OFFSET, false),
+    NUM64(PROTO_F_LENGTH, false),    STR(PROTO_F_TARGET, false, PROTO_PATH_MAX),
+    NUM32(PROTO_F_FLAGS, false),     NUM32(PROTO_F_DEPTH, false),
+    NUM32(PROTO_F_LIMIT, false),     STR(PROTO_F_AFTER, false, PROTO_PATH_MAX),
+    STR(PROTO_F_OWNER, false, 256),
 };
 static const struct proto_field opened_fields[] = {BYTES(PROTO_F_STAT, true, PROTO_STAT_SIZE)};
 static const struct proto_field done_fields[] = {
@@ -91,6 +95,10 @@ static const struct proto_field done_fields[] = {
     STR(PROTO_F_MESSAGE, false, 512),
     BYTES(PROTO_F_STAT, false, PROTO_STAT_SIZE),
 };
+
+static const struct proto_field dial_fields[] = {NUM32(PROTO_F_PORT, true)};
+static const struct proto_field conn_done_fields[] = {NUM32(PROTO_F_CODE, true),
+                                                      STR(PROTO_F_MESSAGE, false, 512)};
 
 #define HOST PROTO_FROM_HOST
 #define GUEST PROTO_FROM_GUEST
@@ -117,13 +125,17 @@ static const struct proto_message messages[] = {
     {PROTO_DATA, "DATA", HOST | GUEST, PROTO_UP, PROTO_ON_CHANNEL, PROTO_FIXED, PROTO_DATA_PRELUDE,
      PROTO_PAYLOAD_MAX, NULL, 0},
     {PROTO_WINDOW, "WINDOW", HOST | GUEST, PROTO_UP, PROTO_ON_CHANNEL, PROTO_FIXED, 24, 24, NULL, 0},
-    {PROTO_FILE, "FILE", HOST, PROTO_UP, PROTO_ON_CHANNEL, PROTO_FIELDS, 0, 8192, file_fields,
+    {PROTO_FILE, "FILE", HOST, PROTO_UP, PROTO_ON_CHANNEL, PROTO_FIELDS, 0, 16384, file_fields,
      ARRAY_LEN(file_fields)},
     {PROTO_FILE_OPENED, "FILE_OPENED", GUEST, PROTO_UP, PROTO_ON_CHANNEL, FIELDS(opened_fields)},
     {PROTO_FILE_COMMIT, "FILE_COMMIT", HOST, PROTO_UP, PROTO_ON_CHANNEL, EMPTY},
     {PROTO_FILE_CLOSE, "FILE_CLOSE", HOST, PROTO_UP, PROTO_ON_CHANNEL, EMPTY},
     {PROTO_FILE_DONE, "FILE_DONE", GUEST, PROTO_UP, PROTO_ON_CHANNEL, FIELDS(done_fields)},
     {PROTO_QUIESCE, "QUIESCE", HOST, PROTO_UP, PROTO_ON_LINK, FIELDS(quiesce_fields), 2},
+    {PROTO_DIAL, "DIAL", HOST, PROTO_UP, PROTO_ON_CHANNEL, FIELDS(dial_fields), 3},
+    {PROTO_DIALED, "DIALED", GUEST, PROTO_UP, PROTO_ON_CHANNEL, EMPTY, 3},
+    {PROTO_CONN_CLOSE, "CONN_CLOSE", HOST, PROTO_UP, PROTO_ON_CHANNEL, EMPTY, 3},
+    {PROTO_CONN_DONE, "CONN_DONE", GUEST, PROTO_UP, PROTO_ON_CHANNEL, FIELDS(conn_done_fields), 3},
 };
 
 const struct proto_message *proto_message(unsigned type)

@@ -100,10 +100,11 @@ static void tags_and_versions(void **state)
     assert_int_not_equal(proto_epoch_tag(0), 0);
     assert_int_not_equal(proto_epoch_tag(0x0000000500000005u), 0);
     assert_int_equal(proto_version_choose(1, 1), 1);
-    assert_int_equal(proto_version_choose(0, 9), 2);
+    assert_int_equal(proto_version_choose(0, 9), 3);
     assert_int_equal(proto_version_choose(1, 2), 2);
-    assert_int_equal(proto_version_choose(2, 9), 2);
-    assert_int_equal(proto_version_choose(3, 9), 0);
+    assert_int_equal(proto_version_choose(2, 9), 3);
+    assert_int_equal(proto_version_choose(3, 9), 3);
+    assert_int_equal(proto_version_choose(4, 9), 0);
     assert_int_equal(proto_version_choose(2, 1), 0);
     assert_int_equal(proto_version_choose(0, 0), 0);
 }
