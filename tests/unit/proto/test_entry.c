@@ -80,7 +80,7 @@ static void lies_are_found(void **state)
         {0, 0, 4},          {0, 51, 4}, {0, PROTO_RECORD_MAX + 1, 4},
         {0, UINT32_MAX, 4}, {44, 0, 2}, {44, 5, 2},
         {44, 0xFFFF, 2},    {46, 0, 2}, {46, 5, 2},
-        {52, 0, 1},         {56, 0, 1},
+        {52, 0, 1},         {48, 0, 1},
     };
     for (size_t i = 0; i < sizeof(lies) / sizeof(lies[0]); i++) {
         memcpy(p, good, n);

@@ -229,7 +229,7 @@ static void bad_data_is_refused(void **state)
     struct proto_frame f = {PROTO_DATA, 0, 1, sizeof(payload), payload};
     struct proto_data d;
     assert_int_equal(proto_data_get(&f, &d), 0);
-    payload[0] = 4;
+    payload[0] = 6;
     assert_int_equal(proto_data_get(&f, &d), -1);
     payload[0] = 0;
     payload[1] = 2;
