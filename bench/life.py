@@ -1,4 +1,5 @@
 """Figures of the life verbs: pause, fork, suspend, restore, chains of snapshots."""
+import functools
 import struct
 import threading
 import time
@@ -6,7 +7,7 @@ import time
 from harness import server
 from harness.api import Sandbox
 from harness.ws import Attach
-from table import Figure, median, milliseconds
+from table import Figure, against, in_turns, median, milliseconds
 
 MIB = 1 << 20
 PAGE = 4096
@@ -26,6 +27,20 @@ def dirty_bytes(vmm):
             for (entry,) in struct.iter_unpack("<Q", data):
                 total += bool(entry >> 62 and not entry >> 61 & 1)
     return total * PAGE
+
+
+def bare_restore(machine):
+    """Milliseconds of a restore by hand: a VMM started, its state loaded, the first command's result."""
+    made = []
+
+    def run():
+        made.append(machine.spawn())
+        made[0].restore()
+        made[0].command()
+
+    took = milliseconds(run)
+    made[0].close()
+    return took
 
 
 class Life:
@@ -48,34 +63,17 @@ class Life:
         return sb
 
     def bare_restores(self):
-        """Milliseconds of restores by hand: a VMM started, its state loaded, the first command's result."""
-        machine = self.bare_machine()
-
-        def run():
-            vm = machine.spawn()
-            vm.restore()
-            vm.command()
-            made.append(vm)
-
-        times, made = [], []
-        for _ in range(self.runs):
-            times.append(milliseconds(run))
-            made.pop().close()
-        return times
+        return [bare_restore(self.bare_machine()) for _ in range(self.runs)]
 
     def pause(self):
         """Pause, resume and the first command, against stop, cont and a command by hand."""
-        vm = self.bare_machine().spawn()
-        vm.restore()
-        vm.command()
+        vms = self.bare_vms()
 
-        def by_hand():
+        def by_hand(vm):
             vm.qmp.command("stop")
             vm.qmp.command("cont")
             vm.command()
 
-        bare = [milliseconds(by_hand) for _ in range(self.runs)]
-        vm.close()
         sb, conn = self.make(), self.api.connect()
         sb.sh("true")
 
@@ -87,11 +85,13 @@ class Life:
             done = self.api.call_on(conn, "POST", f"{sb.path}/exec", {"argv": ["true"]})
             assert done.status == 200, done
 
-        ours = [milliseconds(run) for _ in range(self.runs)]
+        sides = {name: functools.partial(by_hand, vm) for name, vm in vms.items()}
+        times = in_turns({**sides, "space": run}, self.runs)
         conn.close()
         sb.delete()
-        b, o = median(bare), median(ours)
-        yield Figure("pause, resume, first exec", "ms", b, o, [("<= + 5 ms", o <= b + 5)], self.runs)
+        for vm in vms.values():
+            vm.close()
+        yield from against("pause, resume, first exec", times, lambda o, b: [("<= + 5 ms", o <= b + 5)])
 
     def standstill(self):
         """How long a running parent with 10 MB dirty stands still for a fork: the longest gap in what it writes."""
@@ -163,9 +163,12 @@ class Life:
 
     def suspend(self):
         """Bytes and time of a suspend; restore to the first command, against a restore by hand."""
-        bare = self.bare_restores()
-        sizes, times, restores, dirties = [], [], [], []
+        sizes, times, dirties = [], [], []
+        machines = self.bare_machines()
+        restores = {name: [] for name in (*machines, "space")}
         for _ in range(self.runs):
+            for name, machine in machines.items():
+                restores[name].append(bare_restore(machine))
             sb = self.with_dirty(10)
             sb.verb("pause")
             dirty = dirty_bytes(self.server.vmm(sb.id))
@@ -174,7 +177,7 @@ class Life:
             times.append(milliseconds(lambda: done.append(sb.verb("suspend"))))
             dirties.append(dirty)
             sizes.append(done[0]["result"]["bytes"])
-            restores.append(milliseconds(lambda: (sb.verb("restore"), sb.exec(["true"]))))
+            restores["space"].append(milliseconds(lambda: (sb.verb("restore"), sb.exec(["true"]))))
             sb.delete()
         dirty, size, took = median(dirties) / MIB, median(sizes) / MIB, median(times)
         yield Figure("suspend: written", "MiB", dirty, size, [("<= 1.1 x + 1 MiB", size <= 1.1 * dirty + 1)], self.runs,
@@ -182,8 +185,7 @@ class Life:
         limit = 60 + 2 * dirty
         yield Figure("suspend: time", "ms", None, took, [(f"<= {limit:.0f} ms (60 + 2 for each MiB)", took <= limit)],
                      self.runs)
-        b, o = median(bare), median(restores)
-        yield Figure("restore -> first exec", "ms", b, o, [("<= 1.3 x", o <= 1.3 * b)], self.runs)
+        yield from against("restore -> first exec", restores, lambda o, b: [("<= 1.3 x", o <= 1.3 * b)])
 
     def chain(self):
         """Fifty snapshots of one sandbox, and fifty forks each of the last one's child: the last against the first."""

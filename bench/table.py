@@ -2,6 +2,9 @@
 import statistics
 import time
 
+# The bare sides of a figure: what the limits are about is seen with either.
+OWN, PLAIN = "bare", "plain -cpu max"
+
 
 class Figure:
     """One line: what the bare limit gives, what SPACE gives, and whether that is within the limit."""
@@ -56,3 +59,25 @@ def milliseconds(action, *args):
     begin = time.perf_counter()
     action(*args)
     return (time.perf_counter() - begin) * 1000
+
+
+def in_turns(actions, rounds, warm_up=0):
+    """Milliseconds of each action, by its name. They take turns: a machine that is busy for a while is so for all."""
+    for _ in range(warm_up):
+        for action in actions.values():
+            action()
+    times = {name: [] for name in actions}
+    for _ in range(rounds):
+        for name, action in actions.items():
+            times[name].append(milliseconds(action))
+    return times
+
+
+def against(name, times, limits):
+    """One line for each bare side of times, which also has "space". limits(ours, bare) gives a line's limits."""
+    ours = median(times["space"])
+    for side in (OWN, PLAIN):
+        if side in times:
+            limit = median(times[side])
+            yield Figure(name if side == OWN else f"  bare: {side}", "ms", limit, ours, limits(ours, limit),
+                         len(times["space"]))
