@@ -245,18 +245,34 @@ static void refuse(struct agent *a, uint32_t channel, const char *why)
     buf_finish(&body);
 }
 
-const char *file_start(struct agent *a, uint32_t channel, const struct proto_fields *m)
+static bool is_write(uint32_t op)
 {
-    struct file_job job = {
+    return op == PROTO_OP_WRITE || op == PROTO_OP_ARCHIVE_WRITE;
+}
+
+static struct file_job job_of(const struct proto_fields *m)
+{
+    return (struct file_job){
         .op = proto_get_u32(m, PROTO_F_OP, 0),
         .path = proto_get_string(m, PROTO_F_PATH, ""),
         .user = proto_get_string(m, PROTO_F_USER, "root"),
+        .target = proto_get_string(m, PROTO_F_TARGET, ""),
+        .owner = proto_get_string(m, PROTO_F_OWNER, NULL),
+        .after = proto_get_string(m, PROTO_F_AFTER, NULL),
         .mode = proto_get_u32(m, PROTO_F_MODE, UINT32_MAX),
+        .flags = proto_get_u32(m, PROTO_F_FLAGS, 0),
+        .depth = proto_get_u32(m, PROTO_F_DEPTH, 1),
+        .limit = proto_get_u32(m, PROTO_F_LIMIT, 0),
         .recursive = proto_get_u32(m, PROTO_F_RECURSIVE, 0) != 0,
         .offset = proto_get_u64(m, PROTO_F_OFFSET, 0),
         .length = proto_get_u64(m, PROTO_F_LENGTH, UINT64_MAX),
     };
-    if (job.op < PROTO_OP_STAT || job.op > PROTO_OP_WRITE)
+}
+
+const char *file_start(struct agent *a, uint32_t channel, const struct proto_fields *m)
+{
+    struct file_job job = job_of(m);
+    if (job.op < PROTO_OP_STAT || job.op >= PROTO_OP_END || (job.op > PROTO_OP_WRITE && a->link.version < 3))
         return "a file operation that does not exist";
     struct file *f = a->file_count < PROTO_FILES_MAX ? malloc(sizeof(*f)) : NULL;
     if (!f) {
@@ -267,7 +283,7 @@ const char *file_start(struct agent *a, uint32_t channel, const struct proto_fie
     f->agent = a;
     f->channel = channel;
     f->control = -1;
-    f->writes = job.op == PROTO_OP_WRITE;
+    f->writes = is_write(job.op);
     in_init(&f->in, -1, PROTO_WRITE_WINDOW, false);
     out_init(&f->out, PROTO_FILE_DATA, -1, RING_SIZE);
     f->next = a->files;

@@ -50,12 +50,21 @@ struct file_report {
 struct file_job {
     uint32_t op; /* enum proto_file_op */
     const char *path, *user;
-    uint32_t mode;
+    const char *target; /* MOVE, COPY: the second path; SYMLINK: the text; "" when absent */
+    const char *owner;  /* "USER", "USER:GROUP", ":GROUP"; NULL when absent */
+    const char *after;  /* LIST; NULL: from the start */
+    uint32_t mode;      /* UINT32_MAX when absent */
+    uint32_t flags;     /* enum proto_file_flag */
+    uint32_t depth, limit;
     bool recursive;
     uint64_t offset, length;
-    int data;    /* pipe to write to (READ) or read from (WRITE) */
+    int data;    /* pipe to write to (READ, LIST, WATCH, ARCHIVE_READ) or read from (WRITE, ARCHIVE_WRITE) */
     int control; /* where reports go */
+    /* Set before the operation's own function is called: */
+    uid_t uid; /* of owner; (uid_t)-1: leave it */
+    gid_t gid; /* of owner; (gid_t)-1: leave it */
+    int etc;   /* the directory /etc of the guest, for user.h; -1 when it has none */
 };
 
-/* Does the job and reports. Called in a child of its own, which then exits. */
-void file_work(const struct file_job *job);
+/* Finds and becomes the user, does the job and reports. Called in a child of its own, which then exits. */
+void file_work(struct file_job *job);

@@ -1,21 +1,21 @@
+#include "agent/filework.h"
+
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
-#include "agent/file.h"
 #include "agent/user.h"
 #include "base/cleanup.h"
-#include "base/error.h"
 #include "base/str.h"
 
 #define COPY_SIZE 1048576
-#define MODE_DEFAULT UINT32_MAX
 #define DEPTH_MAX 256 /* directories below each other that a removal goes down */
 
 static void report(const struct file_job *j, const struct file_report *r)
@@ -26,7 +26,7 @@ static void report(const struct file_job *j, const struct file_report *r)
     while (n < 0 && errno == EINTR);
 }
 
-static int code_of(int errnum)
+int work_code(int errnum)
 {
     static const int table[][2] = {
         {ENOENT, ERROR_NO_SUCH_FILE},  {EISDIR, ERROR_IS_DIRECTORY}, {ENOTDIR, ERROR_NOT_DIRECTORY},
@@ -34,7 +34,8 @@ static int code_of(int errnum)
         {ENOSPC, ERROR_NO_SPACE},      {EDQUOT, ERROR_NO_SPACE},     {EEXIST, ERROR_EXISTS},
         {ENOTEMPTY, ERROR_NOT_EMPTY},  {EINVAL, ERROR_INVALID},      {ELOOP, ERROR_INVALID},
         {ENAMETOOLONG, ERROR_INVALID}, {EFBIG, ERROR_NO_SPACE},      {EBUSY, ERROR_CONFLICT},
-        {ENXIO, ERROR_INVALID},
+        {ENXIO, ERROR_INVALID},        {EOPNOTSUPP, ERROR_INVALID},  {ETXTBSY, ERROR_CONFLICT},
+        {EMLINK, ERROR_NO_SPACE},      {ENOMEM, ERROR_NO_MEMORY},
     };
     for (size_t i = 0; i < ARRAY_LEN(table); i++)
         if (table[i][0] == errnum)
@@ -42,15 +43,23 @@ static int code_of(int errnum)
     return ERROR_INTERNAL;
 }
 
-static int failed(const struct file_job *j, int errnum, const char *what)
+int work_failed(const struct file_job *j, int errnum, const char *what)
 {
-    struct file_report r = {.code = code_of(errnum)};
-    (void)snprintf(r.message, sizeof(r.message), "%s: %s", what, strerror(errnum));
+    return work_refused(j, work_code(errnum), "%s: %s", what, strerror(errnum));
+}
+
+int work_refused(const struct file_job *j, int code, const char *fmt, ...)
+{
+    struct file_report r = {.code = code};
+    va_list args;
+    va_start(args, fmt);
+    (void)vsnprintf(r.message, sizeof(r.message), fmt, args);
+    va_end(args);
     report(j, &r);
     return -1;
 }
 
-static void to_stat(const struct stat *st, struct proto_stat *ret)
+void work_to_stat(const struct stat *st, struct proto_stat *ret)
 {
     uint32_t type = S_ISREG(st->st_mode) ? 1 : S_ISDIR(st->st_mode) ? 2 : S_ISLNK(st->st_mode) ? 3 : 4;
     *ret = (struct proto_stat){
@@ -64,25 +73,43 @@ static void to_stat(const struct stat *st, struct proto_stat *ret)
     };
 }
 
-static void succeeded(const struct file_job *j, const struct stat *st)
+void work_opened(const struct file_job *j, const struct stat *st)
 {
-    struct file_report r = {.code = 0, .has_stat = st != NULL};
-    if (st)
-        to_stat(st, &r.stat);
+    struct file_report r = {.opened = true, .has_stat = true};
+    work_to_stat(st, &r.stat);
     report(j, &r);
 }
 
-static int do_stat(const struct file_job *j)
+void work_succeeded(const struct file_job *j, const struct stat *st)
 {
-    struct stat st;
-    if (lstat(j->path, &st) < 0)
-        return failed(j, errno, "cannot look at the file");
-    succeeded(j, &st);
+    struct file_report r = {.code = 0, .has_stat = st != NULL};
+    if (st)
+        work_to_stat(st, &r.stat);
+    report(j, &r);
+}
+
+int work_put(const struct file_job *j, const void *p, size_t n)
+{
+    const char *at = p;
+    while (n > 0) {
+        ssize_t w = write(j->data, at, n);
+        if (w < 0 && errno == EINTR)
+            continue;
+        if (w < 0)
+            return -1;
+        at += w;
+        n -= (size_t)w;
+    }
     return 0;
 }
 
-/* Makes every missing directory of a path; a directory that is there is fine. */
-static int make_parents(char *path)
+bool work_committed(const struct file_job *j)
+{
+    char word;
+    return recv(j->control, &word, 1, MSG_DONTWAIT) == 1 && word == 'C';
+}
+
+int work_make_parents(char *path)
 {
     for (char *at = path + 1; (at = strchr(at, '/')); at++) {
         *at = '\0';
@@ -94,18 +121,40 @@ static int make_parents(char *path)
     return 0;
 }
 
+int work_temp_name(char to[WORK_TEMP_SIZE])
+{
+    unsigned char random[12];
+    char hex[2 * sizeof(random) + 1];
+    if (getrandom(random, sizeof(random), GRND_NONBLOCK) != sizeof(random)) {
+        errno = EAGAIN;
+        return -1;
+    }
+    str_hex(random, sizeof(random), hex);
+    (void)snprintf(to, WORK_TEMP_SIZE, ".space-%s.tmp", hex);
+    return 0;
+}
+
+static int do_stat(const struct file_job *j)
+{
+    struct stat st;
+    if (lstat(j->path, &st) < 0)
+        return work_failed(j, errno, "cannot look at the file");
+    work_succeeded(j, &st);
+    return 0;
+}
+
 static int do_mkdir(const struct file_job *j)
 {
     AUTO_FREE char *path = strdup(j->path);
     struct stat st;
-    if (!path || (j->recursive && make_parents(path) < 0))
-        return failed(j, errno, "cannot make a parent directory");
+    if (!path || (j->recursive && work_make_parents(path) < 0))
+        return work_failed(j, errno, "cannot make a parent directory");
     if (mkdir(j->path, 0755) < 0) {
         int saved = errno;
         if (!j->recursive || saved != EEXIST || stat(j->path, &st) < 0 || !S_ISDIR(st.st_mode))
-            return failed(j, saved, "cannot make the directory");
+            return work_failed(j, saved, "cannot make the directory");
     }
-    succeeded(j, NULL);
+    work_succeeded(j, NULL);
     return 0;
 }
 
@@ -141,17 +190,17 @@ static int do_remove(const struct file_job *j)
 {
     struct stat st;
     if (lstat(j->path, &st) < 0)
-        return failed(j, errno, "cannot remove");
+        return work_failed(j, errno, "cannot remove");
     if (S_ISDIR(st.st_mode)) {
         int fd = j->recursive ? open(j->path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC) : -1;
         if (j->recursive && (fd < 0 || empty_directory(fd, 0) < 0))
-            return failed(j, errno, "cannot empty the directory");
+            return work_failed(j, errno, "cannot empty the directory");
         if (rmdir(j->path) < 0)
-            return failed(j, errno, "cannot remove the directory");
+            return work_failed(j, errno, "cannot remove the directory");
     } else if (unlink(j->path) < 0) {
-        return failed(j, errno, "cannot remove");
+        return work_failed(j, errno, "cannot remove");
     }
-    succeeded(j, NULL);
+    work_succeeded(j, NULL);
     return 0;
 }
 
@@ -160,11 +209,11 @@ static int open_regular(const struct file_job *j, struct stat *ret)
 {
     AUTO_CLOSE int fd = open(j->path, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
     if (fd < 0 || fstat(fd, ret) < 0)
-        return failed(j, errno, "cannot open the file");
+        return work_failed(j, errno, "cannot open the file");
     if (S_ISDIR(ret->st_mode))
-        return failed(j, EISDIR, "cannot read it");
+        return work_failed(j, EISDIR, "cannot read it");
     if (!S_ISREG(ret->st_mode))
-        return failed(j, EINVAL, "not a regular file");
+        return work_failed(j, EINVAL, "not a regular file");
     return TAKE_FD(fd);
 }
 
@@ -173,14 +222,14 @@ static int copy_out(const struct file_job *j, int fd)
     off_t at = (off_t)j->offset;
     uint64_t left = j->length;
     if (j->offset > INT64_MAX)
-        return failed(j, EINVAL, "the offset is too large");
+        return work_failed(j, EINVAL, "the offset is too large");
     while (left > 0) {
         size_t most = left < COPY_SIZE ? (size_t)left : COPY_SIZE;
         ssize_t n = splice(fd, &at, j->data, NULL, most, SPLICE_F_MOVE);
         if (n < 0 && errno == EINTR)
             continue;
         if (n < 0)
-            return failed(j, errno, "cannot read the file");
+            return work_failed(j, errno, "cannot read the file");
         if (n == 0)
             break;
         left -= (uint64_t)n;
@@ -194,19 +243,17 @@ static int do_read(const struct file_job *j)
     AUTO_CLOSE int fd = open_regular(j, &st);
     if (fd < 0)
         return -1;
-    struct file_report opened = {.opened = true, .has_stat = true};
-    to_stat(&st, &opened.stat);
-    report(j, &opened);
+    work_opened(j, &st);
     if (copy_out(j, fd) < 0)
         return -1;
-    succeeded(j, NULL);
+    work_succeeded(j, NULL);
     return 0;
 }
 
 struct target {
-    char *path;    /* owned: where the file goes, links resolved */
-    char temp[48]; /* name of the temporary file in dir */
-    int dir;       /* owned */
+    char *path;                /* owned: where the file goes, links resolved */
+    char temp[WORK_TEMP_SIZE]; /* name of the temporary file in dir */
+    int dir;                   /* owned */
     const char *name;
     bool replaces;
     struct stat old;
@@ -223,37 +270,33 @@ static int find_target(const struct file_job *j, struct target *t)
 {
     t->path = realpath(j->path, NULL); /* a link is written through, not replaced */
     if (!t->path && !(t->path = strdup(j->path)))
-        return failed(j, ENOMEM, "cannot write the file");
-    if (j->recursive && make_parents(t->path) < 0)
-        return failed(j, errno, "cannot make a parent directory");
+        return work_failed(j, ENOMEM, "cannot write the file");
+    if (j->recursive && work_make_parents(t->path) < 0)
+        return work_failed(j, errno, "cannot make a parent directory");
     char *slash = strrchr(t->path, '/');
     t->name = slash + 1;
     if (!*t->name)
-        return failed(j, EISDIR, "cannot write the file");
+        return work_failed(j, EISDIR, "cannot write the file");
     *slash = '\0';
     t->dir = open(slash == t->path ? "/" : t->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (t->dir < 0)
-        return failed(j, errno, "cannot open the directory");
+        return work_failed(j, errno, "cannot open the directory");
     t->replaces = fstatat(t->dir, t->name, &t->old, 0) == 0;
     if (t->replaces && S_ISDIR(t->old.st_mode))
-        return failed(j, EISDIR, "cannot write the file");
+        return work_failed(j, EISDIR, "cannot write the file");
     if (t->replaces && !S_ISREG(t->old.st_mode))
-        return failed(j, EINVAL, "not a regular file");
+        return work_failed(j, EINVAL, "not a regular file");
     if (t->replaces && faccessat(t->dir, t->name, W_OK, AT_EACCESS) < 0)
-        return failed(j, errno, "cannot write the file");
+        return work_failed(j, errno, "cannot write the file");
     return 0;
 }
 
 static int open_temp(const struct file_job *j, struct target *t)
 {
-    unsigned char random[12];
-    char hex[2 * sizeof(random) + 1];
-    if (getrandom(random, sizeof(random), GRND_NONBLOCK) != sizeof(random))
-        return failed(j, EAGAIN, "no random numbers yet");
-    str_hex(random, sizeof(random), hex);
-    (void)snprintf(t->temp, sizeof(t->temp), ".space-%s.tmp", hex);
+    if (work_temp_name(t->temp) < 0)
+        return work_failed(j, errno, "no random numbers yet");
     int fd = openat(t->dir, t->temp, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
-    return fd >= 0 ? fd : failed(j, errno, "cannot create a file in the directory");
+    return fd >= 0 ? fd : work_failed(j, errno, "cannot create a file in the directory");
 }
 
 static int copy_in(const struct file_job *j, int fd)
@@ -263,28 +306,21 @@ static int copy_in(const struct file_job *j, int fd)
         if (n < 0 && errno == EINTR)
             continue;
         if (n < 0)
-            return failed(j, errno, "cannot write the file");
+            return work_failed(j, errno, "cannot write the file");
         if (n == 0)
             return 0;
     }
 }
 
-/* The end of the data means the end of the file only when the host has said so. */
-static bool told_to_commit(const struct file_job *j)
-{
-    char word;
-    return recv(j->control, &word, 1, MSG_DONTWAIT) == 1 && word == 'C';
-}
-
 static int put_in_place(const struct file_job *j, const struct target *t, int fd, struct stat *ret)
 {
-    mode_t mode = j->mode != MODE_DEFAULT ? j->mode & 07777 : t->replaces ? t->old.st_mode & 07777 : 0644;
+    mode_t mode = j->mode != UINT32_MAX ? j->mode & 07777 : t->replaces ? t->old.st_mode & 07777 : 0644;
     if (t->replaces && geteuid() == 0 && fchown(fd, t->old.st_uid, t->old.st_gid) < 0)
-        return failed(j, errno, "cannot keep the file's owner");
+        return work_failed(j, errno, "cannot keep the file's owner");
     if (fchmod(fd, mode) < 0 || fsync(fd) < 0 || fstat(fd, ret) < 0)
-        return failed(j, errno, "cannot finish the file");
+        return work_failed(j, errno, "cannot finish the file");
     if (renameat(t->dir, t->temp, t->dir, t->name) < 0)
-        return failed(j, errno, "cannot put the file in place");
+        return work_failed(j, errno, "cannot put the file in place");
     (void)fsync(t->dir); /* the file is there; some file systems cannot sync a directory */
     return 0;
 }
@@ -298,40 +334,62 @@ static int do_write(const struct file_job *j)
     AUTO_CLOSE int fd = open_temp(j, &t);
     if (fd < 0)
         return -1;
-    if (copy_in(j, fd) < 0 || !told_to_commit(j) || put_in_place(j, &t, fd, &st) < 0) {
+    if (copy_in(j, fd) < 0 || !work_committed(j) || put_in_place(j, &t, fd, &st) < 0) {
         (void)unlinkat(t.dir, t.temp, 0);
         return -1;
     }
-    succeeded(j, &st);
+    work_succeeded(j, &st);
+    return 0;
+}
+
+/* The owner to give, by the guest's own files. */
+static int find_owner(struct file_job *j)
+{
+    j->uid = (uid_t)-1;
+    j->gid = (gid_t)-1;
+    if (j->owner && user_find_owner(j->etc, j->owner, &j->uid, &j->gid) < 0)
+        return work_refused(j, ERROR_INVALID, "there is no owner '%.128s'", j->owner);
     return 0;
 }
 
 static int become(const struct file_job *j)
 {
     struct user u;
-    AUTO_CLOSE int etc = open("/etc", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (user_find(etc, j->user, &u) < 0) {
-        struct file_report r = {.code = ERROR_INVALID};
-        (void)snprintf(r.message, sizeof(r.message), "there is no user '%.64s'", j->user);
-        report(j, &r);
-        return -1;
-    }
+    if (user_find(j->etc, j->user, &u) < 0)
+        return work_refused(j, ERROR_INVALID, "there is no user '%.64s'", j->user);
     if (user_become(&u) < 0)
-        return failed(j, errno, "cannot become the user");
+        return work_failed(j, errno, "cannot become the user");
     return 0;
 }
 
-void file_work(const struct file_job *j)
+static int unsupported(const struct file_job *j)
 {
-    static int (*const work[])(const struct file_job *) = {
-        [PROTO_OP_STAT] = do_stat, [PROTO_OP_REMOVE] = do_remove, [PROTO_OP_MKDIR] = do_mkdir,
-        [PROTO_OP_READ] = do_read, [PROTO_OP_WRITE] = do_write,
+    return work_refused(j, ERROR_UNSUPPORTED, "this agent does not do that");
+}
+
+/* Those of other files, while they are not there. */
+int archive_read_work(const struct file_job *j) __attribute__((weak));
+int archive_write_work(const struct file_job *j) __attribute__((weak));
+int watch_work(const struct file_job *j) __attribute__((weak));
+
+void file_work(struct file_job *j)
+{
+    int (*const work[PROTO_OP_END])(const struct file_job *) = {
+        [PROTO_OP_STAT] = do_stat,
+        [PROTO_OP_REMOVE] = do_remove,
+        [PROTO_OP_MKDIR] = do_mkdir,
+        [PROTO_OP_READ] = do_read,
+        [PROTO_OP_WRITE] = do_write,
+        [PROTO_OP_WATCH] = watch_work,
+        [PROTO_OP_ARCHIVE_READ] = archive_read_work,
+        [PROTO_OP_ARCHIVE_WRITE] = archive_write_work,
     };
     (void)umask(0);
     if (j->path[0] != '/') {
-        (void)failed(j, EINVAL, "the path is not absolute");
+        (void)work_failed(j, EINVAL, "the path is not absolute");
         return;
     }
-    if (become(j) == 0)
-        (void)work[j->op](j);
+    j->etc = open("/etc", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (find_owner(j) == 0 && become(j) == 0)
+        (void)(work[j->op] ? work[j->op] : unsupported)(j);
 }

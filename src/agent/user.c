@@ -139,6 +139,48 @@ int user_find(int etc_fd, const char *who, struct user *ret)
     return 0;
 }
 
+int user_find_group(int etc_fd, const char *who, gid_t *ret)
+{
+    AUTO_FREE char *text = read_text(etc_fd, "group");
+    char *rest = text, *line;
+    uint32_t gid;
+    while (rest && (line = strsep(&rest, "\n"))) {
+        char *f[GROUP_FIELDS];
+        if (split(line, f, GROUP_FIELDS) == GROUP_FIELDS && strcmp(f[0], who) == 0 && number(f[2], &gid)) {
+            *ret = gid;
+            return 0;
+        }
+    }
+    if (!number(who, &gid) && strcmp(who, "root") != 0)
+        return -1;
+    *ret = strcmp(who, "root") == 0 ? 0 : gid;
+    return 0;
+}
+
+int user_find_owner(int etc_fd, const char *spec, uid_t *ret_uid, gid_t *ret_gid)
+{
+    AUTO_FREE char *who = strdup(spec);
+    char *group = who ? strchr(who, ':') : NULL;
+    uid_t uid = (uid_t)-1;
+    gid_t gid = (gid_t)-1;
+    struct user u;
+    if (group)
+        *group++ = '\0';
+    if (!who || (!who[0] && (!group || !group[0])))
+        return -1;
+    if (who[0]) {
+        if (user_find(etc_fd, who, &u) < 0)
+            return -1;
+        uid = u.uid;
+        gid = group ? u.gid : gid;
+    }
+    if (group && group[0] && user_find_group(etc_fd, group, &gid) < 0)
+        return -1;
+    *ret_uid = uid;
+    *ret_gid = gid;
+    return 0;
+}
+
 static bool same_file(const struct stat *a, const struct stat *b)
 {
     return a->st_dev == b->st_dev && a->st_ino == b->st_ino && a->st_size == b->st_size &&

@@ -25,6 +25,13 @@ struct user {
  * always exists. etc_fd: directory that holds passwd and group. Returns 0, or -1: no such user. */
 int user_find(int etc_fd, const char *who, struct user *ret);
 
+/* Finds a group by name or number (any number is one). 0, or -1: no such group. */
+int user_find_group(int etc_fd, const char *who, gid_t *ret);
+
+/* What "USER", "USER:GROUP", ":GROUP" and "USER:" (with the group that the user logs in with) mean, names or
+ * numbers; what is not named is left as -1. 0, or -1: there is no such user or group. */
+int user_find_owner(int etc_fd, const char *spec, uid_t *ret_uid, gid_t *ret_gid);
+
 /* The user of the command before: most commands are one user's, and the files hardly ever change. Zero it
  * before its first use. */
 struct user_cache {

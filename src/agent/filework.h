@@ -1,0 +1,62 @@
+/* The child's side of work on files: what the parts of it share (filework.c, file*.c, archive_*.c,
+ * watch_work.c). Everything here runs in a child of its own that has become the user and then exits: it may
+ * block, what it allocates ends with it, and SIGKILL may end it at any moment when it does not write. */
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/stat.h>
+
+#include "agent/file.h"
+#include "base/error.h"
+
+/* --- answers; the first end that is reported counts, and an operation reports exactly one --- */
+
+/* The enum error_code for an errno. */
+int work_code(int errnum);
+
+/* Ends the operation with an errno's code and the text "what: strerror". Returns -1. */
+int work_failed(const struct file_job *j, int errnum, const char *what);
+
+/* Ends it with a code (enum error_code) and a text of its own, which is cut at 255 bytes. Returns -1. */
+int work_refused(const struct file_job *j, int code, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
+
+/* READ, LIST, WATCH, ARCHIVE_READ: what was asked for stands open; before the first byte of data. */
+void work_opened(const struct file_job *j, const struct stat *st);
+
+/* Ends it well. st: required after WRITE, ARCHIVE_WRITE (of the directory unpacked into) and STAT, NULL else.
+ * All data must have been written before. */
+void work_succeeded(const struct file_job *j, const struct stat *st);
+
+void work_to_stat(const struct stat *st, struct proto_stat *ret);
+
+/* --- data --- */
+
+/* Writes all n bytes to j->data, waiting as long as the host takes. 0, or -1 when nobody reads any more: end
+ * without a report then. */
+int work_put(const struct file_job *j, const void *p, size_t n);
+
+/* WRITE, ARCHIVE_WRITE: the data (read from j->data) has ended. Whether the host has said that this was all;
+ * else it has given up, and what is half made has to go. */
+bool work_committed(const struct file_job *j);
+
+/* --- shared steps --- */
+
+/* Makes every missing directory (0755) above the last part of an absolute path; one that is there is fine. 0,
+ * or -1 with errno. The path is as before when it returns. */
+int work_make_parents(char *path);
+
+#define WORK_TEMP_SIZE 48
+/* A name for a temporary file beside another: random, so that it can be made with O_EXCL. 0, or -1 with
+ * errno. */
+int work_temp_name(char to[WORK_TEMP_SIZE]);
+
+/* --- the operations of other files: each reports its end. Their result is for the caller's convenience ---
+ */
+int archive_read_work(const struct file_job *j);
+int archive_write_work(const struct file_job *j);
+/* Ends by itself when what is watched is gone; by SIGKILL when the host closes it. Also when nobody reads
+ * j->data any more (poll tells POLLERR). */
+int watch_work(const struct file_job *j);
