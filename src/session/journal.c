@@ -81,42 +81,32 @@ static int header_decode(struct journal *j, const unsigned char *h, uint32_t *re
     return 0;
 }
 
-static bool pwrite_all(int fd, const unsigned char *p, size_t n, off_t at)
-{
-    while (n > 0) {
-        ssize_t did = pwrite(fd, p, n, at);
-        if (did < 0 && errno == EINTR)
-            continue;
-        if (did <= 0)
-            return false;
-        p += did;
-        n -= (size_t)did;
-        at += did;
-    }
-    return true;
-}
-
-static bool header_write(struct journal *j)
+static int header_write(struct journal *j, struct error *err)
 {
     unsigned char h[HEADER_BYTES];
     header_encode(j, 0, h);
-    if (!pwrite_all(j->fd, h, sizeof(h), 0))
-        return false;
+    int rc = fs_write_at(j->fd, h, sizeof(h), 0, err);
+    if (rc < 0)
+        return rc;
     j->safe = j->end;
     j->sealed = false;
-    return true;
+    return 0;
 }
 
 /* A sealed header is believed by the next boot, so it goes from the disk, not only from the page cache,
  * before a byte that it names is overwritten. */
-static bool header_unseal(struct journal *j)
+static int header_unseal(struct journal *j, struct error *err)
 {
-    return !j->sealed || (header_write(j) && fdatasync(j->fd) == 0);
+    bool sealed = j->sealed;
+    int rc = sealed ? header_write(j, err) : 0;
+    if (rc == 0 && sealed && fdatasync(j->fd) < 0)
+        rc = error_errno(err, ERROR_INTERNAL, errno, "sync a journal");
+    return rc;
 }
 
 bool journal_settle(struct journal *j)
 {
-    return j->safe == j->end || header_write(j);
+    return j->safe == j->end || header_write(j, NULL) == 0;
 }
 
 /* --- open and close --- */
@@ -145,10 +135,10 @@ int journal_create(int dir_fd, const char *name, uint64_t capacity, uint64_t at,
     j->start = at;
     j->end = at;
     memcpy(j->boot, boot, JOURNAL_BOOT_SIZE);
-    if (!header_write(j)) {
-        int saved = errno;
+    int rc = header_write(j, err);
+    if (rc < 0) {
         (void)unlinkat(dir_fd, name, 0);
-        return error_errno(err, ERROR_INTERNAL, saved, "write the journal %s", name);
+        return error_wrap(err, "the journal %s", name);
     }
     (void)TAKE_FD(fd);
     *ret = TAKE(j);
@@ -168,9 +158,10 @@ int journal_load(int dir_fd, const char *name, const unsigned char boot[JOURNAL_
         return ERROR_NO_MEMORY;
     unsigned char h[HEADER_BYTES];
     uint32_t flags = 0;
-    if (pread(fd, h, sizeof(h), 0) != (ssize_t)sizeof(h))
-        return error_set(err, ERROR_INTERNAL, "the journal's header is cut short");
-    int rc = header_decode(j, h, &flags, err);
+    int rc = fs_read_at(fd, h, sizeof(h), 0, err);
+    if (rc < 0)
+        return error_wrap(err, "the journal's header");
+    rc = header_decode(j, h, &flags, err);
     if (rc < 0)
         return rc;
     j->safe = j->end;
@@ -219,27 +210,30 @@ uint64_t journal_step(const struct journal *j)
 /* --- appending --- */
 
 /* Writes n <= capacity bytes of the stream at offset into the ring. */
-static bool ring_write(struct journal *j, uint64_t offset, const unsigned char *p, size_t n)
+static int ring_write(struct journal *j, uint64_t offset, const unsigned char *p, size_t n, struct error *err)
 {
     uint64_t at = offset % j->capacity;
     size_t first = n;
     if (first > j->capacity - at)
         first = (size_t)(j->capacity - at);
-    return pwrite_all(j->fd, p, first, (off_t)(JOURNAL_HEADER + at)) &&
-           (first == n || pwrite_all(j->fd, p + first, n - first, JOURNAL_HEADER));
+    int rc = fs_write_at(j->fd, p, first, (off_t)(JOURNAL_HEADER + at), err);
+    return rc == 0 && first < n ? fs_write_at(j->fd, p + first, n - first, JOURNAL_HEADER, err) : rc;
 }
 
 /* Drops the oldest bytes so that the ring holds what is about to end at new_end. They go in steps, so that
  * the header is written once for many appends, and the header goes first: a reader of the file never takes
  * new bytes for old ones. */
-static bool ring_room(struct journal *j, uint64_t new_end)
+static int ring_room(struct journal *j, uint64_t new_end, struct error *err)
 {
     if (new_end - j->start <= j->capacity)
-        return true;
+        return 0;
     uint64_t start = new_end - j->capacity + journal_step(j);
     bool sealed = j->sealed;
     j->start = start < j->end ? start : j->end;
-    return header_write(j) && (!sealed || fdatasync(j->fd) == 0);
+    int rc = header_write(j, err);
+    if (rc == 0 && sealed && fdatasync(j->fd) < 0)
+        rc = error_errno(err, ERROR_INTERNAL, errno, "sync a journal");
+    return rc;
 }
 
 /* The disk is full before the ring has reached its capacity: as long as it never wrapped, every byte
@@ -252,11 +246,12 @@ static bool ring_shrink(struct journal *j)
     return ftruncate(j->fd, (off_t)(JOURNAL_HEADER + j->capacity)) == 0;
 }
 
-static bool ring_append(struct journal *j, const unsigned char *p, size_t n)
+static int ring_append(struct journal *j, const unsigned char *p, size_t n)
 {
     uint64_t new_end = j->end + n;
     size_t skip = n > j->capacity ? (size_t)(n - j->capacity) : 0;
-    return ring_room(j, new_end) && ring_write(j, j->end + skip, p + skip, n - skip);
+    int rc = ring_room(j, new_end, NULL);
+    return rc == 0 ? ring_write(j, j->end + skip, p + skip, n - skip, NULL) : rc;
 }
 
 void journal_append(struct journal *j, const void *data, size_t n)
@@ -264,11 +259,11 @@ void journal_append(struct journal *j, const void *data, size_t n)
     if (n == 0)
         return;
     uint64_t new_end = j->end + n;
-    bool kept = ring_append(j, data, n);
-    if (!kept && (errno == ENOSPC || errno == EDQUOT) && ring_shrink(j))
-        kept = ring_append(j, data, n);
+    int rc = ring_append(j, data, n);
+    if (rc == ERROR_NO_SPACE && ring_shrink(j))
+        rc = ring_append(j, data, n);
     j->end = new_end;
-    if (!kept)
+    if (rc < 0)
         j->start = new_end;
     else if (j->end - j->start > j->capacity)
         j->start = j->end - j->capacity;
@@ -276,23 +271,6 @@ void journal_append(struct journal *j, const void *data, size_t n)
 }
 
 /* --- reading --- */
-
-static int pread_all(int fd, unsigned char *p, size_t n, off_t at, struct error *err)
-{
-    while (n > 0) {
-        ssize_t did = pread(fd, p, n, at);
-        if (did < 0 && errno == EINTR)
-            continue;
-        if (did < 0)
-            return error_errno(err, ERROR_INTERNAL, errno, "read a journal");
-        if (did == 0)
-            return error_set(err, ERROR_INTERNAL, "a journal is shorter than its header says");
-        p += did;
-        n -= (size_t)did;
-        at += did;
-    }
-    return 0;
-}
 
 int journal_read(const struct journal *j, uint64_t offset, void *to, size_t n, size_t *ret_n,
                  struct error *err)
@@ -306,12 +284,13 @@ int journal_read(const struct journal *j, uint64_t offset, void *to, size_t n, s
     size_t first = n;
     if (first > j->capacity - at)
         first = (size_t)(j->capacity - at);
-    int rc = pread_all(j->fd, to, first, (off_t)(JOURNAL_HEADER + at), err);
+    int rc = fs_read_at(j->fd, to, first, (off_t)(JOURNAL_HEADER + at), err);
     if (rc == 0 && first < n)
-        rc = pread_all(j->fd, (unsigned char *)to + first, n - first, JOURNAL_HEADER, err);
-    if (rc == 0)
-        *ret_n = n;
-    return rc;
+        rc = fs_read_at(j->fd, (unsigned char *)to + first, n - first, JOURNAL_HEADER, err);
+    if (rc < 0)
+        return error_wrap(err, "a journal");
+    *ret_n = n;
+    return 0;
 }
 
 /* --- going back, copying --- */
@@ -319,38 +298,40 @@ int journal_read(const struct journal *j, uint64_t offset, void *to, size_t n, s
 bool journal_cut(struct journal *j, uint64_t end)
 {
     /* The bytes behind the cut are about to be overwritten by others. */
-    if (end < j->start || end > j->end || !header_unseal(j))
+    if (end < j->start || end > j->end || header_unseal(j, NULL) < 0)
         return false;
     uint64_t was = j->end;
     j->end = end;
-    if (header_write(j))
+    if (header_write(j, NULL) == 0)
         return true;
     j->end = was;
     return false;
 }
 
-static bool copy_bytes(const struct journal *from, struct journal *to)
+static int copy_bytes(const struct journal *from, struct journal *to, struct error *err)
 {
-    struct error err = ERROR_INIT;
     AUTO_FREE unsigned char *piece = malloc(COPY_PIECE);
-    bool fine = piece != NULL;
-    for (uint64_t at = to->start; fine && at < to->end;) {
+    if (!piece)
+        return error_set(err, ERROR_NO_MEMORY, "out of memory");
+    int rc = 0;
+    for (uint64_t at = to->start; rc == 0 && at < to->end;) {
         size_t n = to->end - at < COPY_PIECE ? (size_t)(to->end - at) : COPY_PIECE;
-        size_t got = 0;
-        fine = journal_read(from, at, piece, n, &got, &err) == 0 && got == n && ring_write(to, at, piece, n);
+        rc = journal_read(from, at, piece, n, &n, err);
+        if (rc == 0)
+            rc = ring_write(to, at, piece, n, err);
         at += n;
     }
-    return fine;
+    return rc;
 }
 
-static bool copy_content(const struct journal *from, struct journal *to)
+static int copy_content(const struct journal *from, struct journal *to, struct error *err)
 {
     uint64_t n = to->end - to->start;
     if (n > COPY_PLAIN && fs_reflink(from->fd, to->fd, NULL) == 0)
-        return true;
+        return 0;
     if (n > COPY_MOST)
         to->start = to->end - COPY_MOST;
-    return copy_bytes(from, to);
+    return copy_bytes(from, to, err);
 }
 
 int journal_copy(const struct journal *from, uint64_t end, int dir_fd, const char *name,
@@ -368,10 +349,12 @@ int journal_copy(const struct journal *from, uint64_t end, int dir_fd, const cha
     j->start = from->start;
     j->end = end;
     memcpy(j->boot, boot, JOURNAL_BOOT_SIZE);
-    if (!copy_content(from, j) || !header_write(j)) {
-        int saved = errno;
+    int rc = copy_content(from, j, err);
+    if (rc == 0)
+        rc = header_write(j, err);
+    if (rc < 0) {
         (void)unlinkat(dir_fd, name, 0);
-        return error_errno(err, ERROR_INTERNAL, saved, "copy to the journal %s", name);
+        return error_wrap(err, "copy to the journal %s", name);
     }
     (void)TAKE_FD(fd);
     *ret = TAKE(j);
@@ -397,7 +380,7 @@ void journal_seal_sync(const struct journal_seal *seal)
 bool journal_seal_write(const struct journal_seal *seal, struct journal *j)
 {
     if (seal->fd < 0 || (j && j->end != seal->end) ||
-        !pwrite_all(seal->fd, seal->header, sizeof(seal->header), 0))
+        fs_write_at(seal->fd, seal->header, sizeof(seal->header), 0, NULL) < 0)
         return false;
     if (j)
         j->sealed = true;
