@@ -135,6 +135,12 @@ void broker_snapshot_seal(struct broker *b, const char *snapshot_id,
 void broker_snapshot_copy(struct broker *b, const char *from_id, const char *to_id, broker_done done,
                           void *arg);
 
+/* Compresses a sealed snapshot's own pages, for one that is kept long. *bytes: what it takes on disk by
+ * itself from then on. Whatever needs its memory later unpacks it by itself first. ERROR_CONFLICT while a VM
+ * or a copy has its memory: nothing would be gained. Repeating it, and one of the disk alone, is success. */
+void broker_snapshot_pack(struct broker *b, const char *snapshot_id,
+                          void (*done)(void *arg, const struct error *err, uint64_t bytes), void *arg);
+
 /* Absent is success. One in the making is abandoned. VMs that map its memory keep it. */
 void broker_snapshot_remove(struct broker *b, const char *snapshot_id, broker_done done, void *arg);
 

@@ -536,6 +536,14 @@ void broker_snapshot_seal(struct broker *b, const char *snapshot_id,
     send_request(b, r, ANSWER_BYTES, (union answer_fn){.bytes = done}, arg);
 }
 
+void broker_snapshot_pack(struct broker *b, const char *snapshot_id,
+                          void (*done)(void *arg, const struct error *err, uint64_t bytes), void *arg)
+{
+    AUTO_FREE struct request *r = request_new(REQUEST_SNAPSHOT_PACK);
+    PUT(snapshot_id, snapshot_id);
+    send_request(b, r, ANSWER_BYTES, (union answer_fn){.bytes = done}, arg);
+}
+
 void broker_snapshot_copy(struct broker *b, const char *from_id, const char *to_id, broker_done done,
                           void *arg)
 {

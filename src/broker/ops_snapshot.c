@@ -497,6 +497,25 @@ static int copy_files(struct job *j, int from, int to, bool full)
     return 0;
 }
 
+static int make_copy(struct job *j, int from, struct manifest *m)
+{
+    const char *id = j->req.snapshot_id;
+    int rc = begin_directory(j);
+    if (rc < 0)
+        return rc;
+    AUTO_CLOSE int to = snapshot_open(j->p, id);
+    (void)str_copy(m->id, sizeof(m->id), id);
+    m->bytes = 0;
+    rc = to < 0 ? error_errno(&j->err, ERROR_INTERNAL, errno, "open snapshot %s", id)
+                : copy_files(j, from, to, m->full);
+    if (rc == 0)
+        rc = manifest_write(to, m, &j->err);
+    fault_point("privd.snapshot-copy.sealed");
+    if (rc < 0)
+        (void)snapshot_discard(j->p, id, NULL);
+    return rc;
+}
+
 int op_snapshot_copy_run(struct job *j)
 {
     const struct request *q = &j->req;
@@ -506,19 +525,11 @@ int op_snapshot_copy_run(struct job *j)
         return error_set(&j->err, ERROR_NOT_FOUND, "there is no snapshot %s", q->source_id);
     int rc = manifest_read(from, q->source_id, &m, &j->err);
     if (rc == 0)
-        rc = begin_directory(j);
+        rc = snapshot_lock_whole(j->p, from, &m, &j->err);
     if (rc < 0)
         return rc;
-    AUTO_CLOSE int to = snapshot_open(j->p, q->snapshot_id);
-    (void)str_copy(m.id, sizeof(m.id), q->snapshot_id);
-    m.bytes = 0;
-    rc = to < 0 ? error_errno(&j->err, ERROR_INTERNAL, errno, "open snapshot %s", m.id)
-                : copy_files(j, from, to, m.full);
-    if (rc == 0)
-        rc = manifest_write(to, &m, &j->err);
-    fault_point("privd.snapshot-copy.sealed");
-    if (rc < 0)
-        (void)snapshot_discard(j->p, q->snapshot_id, NULL);
+    rc = make_copy(j, from, &m);
+    snapshot_unlock(j->p);
     return rc;
 }
 

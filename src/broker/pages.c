@@ -111,18 +111,18 @@ static enum fate fate_of(const unsigned char *page, const unsigned char *base)
     return zero ? FATE_ZERO : FATE_WRITE;
 }
 
-static int punch(const struct pages *p, uint32_t first, size_t count, struct error *err)
+int pages_punch(int mem_fd, uint32_t first, size_t count, struct error *err)
 {
     off_t at = (off_t)first * MEMORY_PAGE;
     off_t n = (off_t)count * MEMORY_PAGE;
-    if (fallocate(p->mem_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, at, n) == 0)
+    if (fallocate(mem_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, at, n) == 0)
         return 0;
     if (errno != EOPNOTSUPP)
         return error_errno(err, ERROR_INTERNAL, errno, "hole in memory");
     static const unsigned char zero[MEMORY_PAGE];
     int rc = 0;
     for (size_t i = 0; rc == 0 && i < count; i++)
-        rc = fs_write_at(p->mem_fd, zero, MEMORY_PAGE, at + (off_t)(i * MEMORY_PAGE), err);
+        rc = fs_write_at(mem_fd, zero, MEMORY_PAGE, at + (off_t)(i * MEMORY_PAGE), err);
     return rc;
 }
 
@@ -136,7 +136,7 @@ static int settle_run(struct pages *p, enum fate fate, const uint32_t *numbers, 
     case FATE_SAME:
         return 0;
     case FATE_ZERO:
-        rc = punch(p, numbers[0], count, err);
+        rc = pages_punch(p->mem_fd, numbers[0], count, err);
         return rc < 0 ? rc : add_numbers(&p->zeroed, numbers, count, err);
     case FATE_WRITE:
         rc = fs_write_at(p->mem_fd, content, n, (off_t)numbers[0] * MEMORY_PAGE, err);
@@ -280,24 +280,53 @@ static int check_file(int dir_fd, const char *name, size_t n, const char *digest
     return got == n && strcmp(found, digest) == 0 ? 0 : damaged(m, name, err);
 }
 
-/* Digests the written pages, in runs. */
-static int check_pages(int mem_fd, const unsigned char *index, const struct manifest *m, struct error *err)
+int pages_read_index(int dir_fd, const struct manifest *m, uint32_t **ret, struct error *err)
 {
+    AUTO_FREE char *index = NULL;
+    unsigned char header[INDEX_HEADER];
+    int rc = check_file(dir_fd, "pages", index_size(m->written, m->zeroed), m->index_digest, m, &index, err);
+    if (rc < 0)
+        return rc;
+    put_header(header, m->memory_bytes, m->written, m->zeroed);
+    if (memcmp(index, header, sizeof(header)) != 0)
+        return damaged(m, "pages", err);
+    AUTO_FREE uint32_t *numbers = calloc(m->written + 1, sizeof(*numbers));
+    if (!numbers)
+        return error_set(err, ERROR_NO_MEMORY, "out of memory");
+    const unsigned char *at = (const unsigned char *)index + INDEX_HEADER;
+    for (uint64_t i = 0; i < m->written; i++) {
+        numbers[i] = bytes_get_u32(at + i * sizeof(uint32_t));
+        if ((uint64_t)numbers[i] >= m->memory_bytes / MEMORY_PAGE)
+            return damaged(m, "pages", err);
+    }
+    *ret = TAKE(numbers);
+    return 0;
+}
+
+size_t pages_run(const uint32_t *numbers, uint64_t i, uint64_t count)
+{
+    return run_length(numbers, i, count, BATCH);
+}
+
+int pages_read(int dir_fd, const struct manifest *m, const uint32_t *numbers, pages_sink sink, void *arg,
+               struct error *err)
+{
+    AUTO_CLOSE int mem = openat(dir_fd, "mem", O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
     AUTO_FREE unsigned char *content = malloc((size_t)BATCH * MEMORY_PAGE);
+    struct stat st;
+    if (mem < 0 || fstat(mem, &st) < 0 || (uint64_t)st.st_size != m->memory_bytes)
+        return damaged(m, "mem", err);
     EVP_MD_CTX *digest = NULL;
     char found[BROKER_DIGEST_SIZE];
     int rc = content ? digest_begin(&digest, err) : error_set(err, ERROR_NO_MEMORY, "out of memory");
-    uint32_t numbers[BATCH];
     for (uint64_t i = 0; rc == 0 && i < m->written;) {
-        size_t n = 0;
-        for (; n < BATCH && i + n < m->written; n++)
-            numbers[n] = bytes_get_u32(index + (i + n) * sizeof(uint32_t));
-        n = run_length(numbers, 0, n, BATCH);
-        if ((uint64_t)(numbers[0] + n) * MEMORY_PAGE > m->memory_bytes ||
-            fs_read_at(mem_fd, content, n * MEMORY_PAGE, (off_t)numbers[0] * MEMORY_PAGE, err) < 0)
+        size_t n = pages_run(numbers, i, m->written);
+        if (fs_read_at(mem, content, n * MEMORY_PAGE, (off_t)numbers[i] * MEMORY_PAGE, err) < 0)
             rc = damaged(m, "mem", err);
         else if (EVP_DigestUpdate(digest, content, n * MEMORY_PAGE) != 1)
             rc = error_set(err, ERROR_INTERNAL, "SHA-256");
+        else if (sink)
+            rc = sink(arg, content, n * MEMORY_PAGE, err);
         i += n;
     }
     if (rc == 0)
@@ -311,19 +340,9 @@ static int check_pages(int mem_fd, const unsigned char *index, const struct mani
 int snapshot_check(int dir_fd, const struct manifest *m, struct error *err)
 {
     AUTO_FREE char *state = NULL;
-    AUTO_FREE char *index = NULL;
-    unsigned char header[INDEX_HEADER];
+    AUTO_FREE uint32_t *numbers = NULL;
     int rc = check_file(dir_fd, "state", m->state_bytes, m->state_digest, m, &state, err);
     if (rc == 0)
-        rc = check_file(dir_fd, "pages", index_size(m->written, m->zeroed), m->index_digest, m, &index, err);
-    if (rc < 0)
-        return rc;
-    put_header(header, m->memory_bytes, m->written, m->zeroed);
-    if (memcmp(index, header, sizeof(header)) != 0)
-        return damaged(m, "pages", err);
-    AUTO_CLOSE int mem = openat(dir_fd, "mem", O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
-    struct stat st;
-    if (mem < 0 || fstat(mem, &st) < 0 || (uint64_t)st.st_size != m->memory_bytes)
-        return damaged(m, "mem", err);
-    return check_pages(mem, (const unsigned char *)index + INDEX_HEADER, m, err);
+        rc = pages_read_index(dir_fd, m, &numbers, err);
+    return rc < 0 ? rc : pages_read(dir_fd, m, numbers, NULL, NULL, err);
 }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <limits.h>
+#include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/types.h>
@@ -51,6 +52,7 @@ struct privd {
     struct privd_lease lease;
     struct pool pool;
     struct cgroup_host cgroups;
+    pthread_rwlock_t packing; /* for reading: a snapshot's memory is in use; for writing: it is exchanged */
     _Atomic uint64_t kept_bytes; /* memory of guests held for snapshots in the making */
     uint32_t tsc_khz;            /* of the host, measured once: see vm/qemu_argv.h */
     /* loop thread only */
@@ -198,6 +200,8 @@ int op_snapshot_copy_run(struct job *j);
 int op_snapshot_remove_begin(struct job *j);
 int op_snapshot_remove_run(struct job *j);
 int op_snapshot_list_run(struct job *j);
+int op_snapshot_pack_begin(struct job *j);
+int op_snapshot_pack_run(struct job *j);
 
 /* --- snapshots (ops_snapshot.c) --- */
 

@@ -167,6 +167,7 @@ static const struct request_info table[REQUEST_TYPE_COUNT] = {
     [REQUEST_SNAPSHOT_COPY] = {"snapshot-copy", copy_fields, ok_reply, 0, 0, 0},
     [REQUEST_SNAPSHOT_REMOVE] = {"snapshot-remove", snapshot_fields, ok_reply, 0, 0, 0},
     [REQUEST_SNAPSHOT_LIST] = {"snapshot-list", snapshot_list_fields, snapshot_list_reply, 0, 0, 0},
+    [REQUEST_SNAPSHOT_PACK] = {"snapshot-pack", snapshot_fields, bytes_reply, 0, 0, 0},
 };
 
 const struct request_info *request_info(unsigned type)

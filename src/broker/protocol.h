@@ -35,6 +35,7 @@ enum request_type {
     REQUEST_SNAPSHOT_COPY,
     REQUEST_SNAPSHOT_REMOVE,
     REQUEST_SNAPSHOT_LIST,
+    REQUEST_SNAPSHOT_PACK,
     REQUEST_TYPE_COUNT,
 };
 
@@ -95,7 +96,7 @@ struct reply {
     /* TEMPLATE_BUILD */
     char digest[BROKER_DIGEST_SIZE];
     uint64_t content_bytes;
-    uint64_t bytes; /* SNAPSHOT_CAPTURE: changed memory; SNAPSHOT_SEAL: written */
+    uint64_t bytes; /* SNAPSHOT_CAPTURE: changed memory; SNAPSHOT_SEAL: written; SNAPSHOT_PACK: on disk */
     int fds[WIRE_FDS_MAX];
     unsigned fd_count;
 };

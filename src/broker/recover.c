@@ -302,7 +302,7 @@ static int init(struct privd *p, const struct privd_options *o, struct error *er
 {
     p->privd_fd = p->pool_fd = p->records_fd = p->builds_fd = p->host_net_fd = -1;
     p->uid_taken = calloc(LEASE_VMM_UIDS, 1);
-    if (!p->uid_taken)
+    if (!p->uid_taken || pthread_rwlock_init(&p->packing, NULL) != 0)
         return error_set(err, ERROR_NO_MEMORY, "out of memory");
     int rc = find_self(p, o, err);
     return rc < 0 ? rc : open_private(p, err);
@@ -398,6 +398,7 @@ void privd_tear_down(struct privd *p)
         if (fds[i] >= 0)
             (void)close(fds[i]);
     free(p->uid_taken);
+    (void)pthread_rwlock_destroy(&p->packing);
 }
 
 /* --- purge --- */

@@ -22,6 +22,8 @@
 #include "broker/memory.h"
 #include "loop/loop.h"
 
+struct privd;
+
 #define SNAPSHOT_STATE_MAX (16U << 20) /* device state is tens of KiB */
 #define SNAPSHOTS_MAX 4096             /* in the making at a time: each may hold two descriptors */
 
@@ -78,8 +80,38 @@ int pages_write_index(struct pages *p, int dir_fd, struct manifest *m, struct er
 /* Replaces `state`, which a VMM may hold open, by a copy of its own, read-only, and tells the manifest. */
 int state_take(int dir_fd, struct manifest *m, struct error *err);
 
+/* Makes holes of pages that follow each other. */
+int pages_punch(int mem_fd, uint32_t first, size_t count, struct error *err);
+
+/* The numbers of the m->written pages, ascending, each within the memory. ERROR_INVALID when `pages` is not
+ * what the manifest says. */
+int pages_read_index(int dir_fd, const struct manifest *m, uint32_t **ret, struct error *err);
+
+/* How many numbers from the i-th of `count` on follow each other, within a bound. */
+size_t pages_run(const uint32_t *numbers, uint64_t i, uint64_t count);
+
+/* Reads the written pages in order and gives them to sink (may be NULL). ERROR_INVALID when their digest is
+ * not the manifest's, which is known last. */
+typedef int (*pages_sink)(void *arg, const void *content, size_t n, struct error *err);
+int pages_read(int dir_fd, const struct manifest *m, const uint32_t *numbers, pages_sink sink, void *arg,
+               struct error *err);
+
 /* Whether state, index and pages are what the manifest says. ERROR_INVALID when they are not. */
 int snapshot_check(int dir_fd, const struct manifest *m, struct error *err);
+
+/* --- snapshots that are kept long (pack.c) ---
+ *
+ *   pages.zst  the content of the written pages, compressed; mem has holes there meanwhile. As long as it
+ * exists, mem may lack them: whoever needs mem makes it whole first. */
+
+/* Compresses a sealed snapshot's pages. *ret_bytes: what it takes on disk by itself afterwards.
+ * ERROR_CONFLICT while others have its memory: then nothing would be gained. */
+int snapshot_pack(struct privd *p, int dir_fd, const struct manifest *m, uint64_t *ret_bytes,
+                  struct error *err);
+
+/* Holds off a pack of any snapshot until snapshot_unlock, after making this one whole. */
+int snapshot_lock_whole(struct privd *p, int dir_fd, const struct manifest *m, struct error *err);
+void snapshot_unlock(struct privd *p);
 
 /* --- one in the making (ops_snapshot.c); the loop thread has the table, a job with its key the rest --- */
 
@@ -99,8 +131,6 @@ struct snapshot {
     int watched_fd;
     UT_hash_handle hh;
 };
-
-struct privd;
 
 /* Loop thread. */
 void privd_snapshot_drop(struct privd *p, struct snapshot *s);

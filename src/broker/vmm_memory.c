@@ -42,7 +42,22 @@ static int open_golden(struct job *j, int *ret_fd)
     return 0;
 }
 
-/* The memory of a snapshot whose parts are what its manifest says. */
+static int check_and_open(struct job *j, int dir, const struct manifest *m, int *ret_fd)
+{
+    int rc = snapshot_lock_whole(j->p, dir, m, &j->err);
+    if (rc < 0)
+        return rc;
+    rc = snapshot_check(dir, m, &j->err);
+    *ret_fd = openat(dir, "mem", O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+    if (rc == 0 && *ret_fd < 0)
+        rc = error_errno(&j->err, ERROR_NOT_FOUND, errno, "memory of snapshot %s", m->id);
+    if (rc < 0)
+        snapshot_unlock(j->p);
+    return rc;
+}
+
+/* The memory of a snapshot whose parts are what its manifest says. On success it is locked, as the file may
+ * lose its only name else before it gets another. */
 static int open_snapshot(struct job *j, int *ret_fd)
 {
     const char *id = j->req.snapshot_id;
@@ -54,12 +69,7 @@ static int open_snapshot(struct job *j, int *ret_fd)
     int rc = manifest_read(dir, id, &m, &j->err);
     if (rc == 0 && !m.full)
         rc = error_set(&j->err, ERROR_CONFLICT, "snapshot %s is of the disk alone", id);
-    if (rc == 0)
-        rc = snapshot_check(dir, &m, &j->err);
-    if (rc < 0)
-        return rc;
-    *ret_fd = openat(dir, "mem", O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
-    return *ret_fd < 0 ? error_errno(&j->err, ERROR_NOT_FOUND, errno, "memory of snapshot %s", id) : 0;
+    return rc < 0 ? rc : check_and_open(j, dir, &m, ret_fd);
 }
 
 /* The file keeps a name here whatever happens to the golden or the snapshot: the next snapshot's base. */
@@ -88,8 +98,13 @@ int vmm_memory(struct job *j, char *path, size_t size, uint64_t *file_size)
         return 0;
     bool snapshot = q->boot == BROKER_BOOT_SNAPSHOT;
     int rc = snapshot ? open_snapshot(j, &fd) : open_golden(j, &fd);
+    bool locked = rc == 0 && snapshot;
     if (rc == 0)
         rc = check_size(j, fd, snapshot ? q->snapshot_id : q->key, &st);
+    if (rc == 0 && q->boot != BROKER_BOOT_GOLDEN)
+        rc = link_memory(j, fd, name);
+    if (locked)
+        snapshot_unlock(j->p);
     if (rc < 0)
         return rc;
     if (q->boot == BROKER_BOOT_GOLDEN) {
@@ -98,5 +113,5 @@ int vmm_memory(struct job *j, char *path, size_t size, uint64_t *file_size)
         return 0;
     }
     (void)snprintf(path, size, "%s/pool/%s", j->p->state_dir, name);
-    return link_memory(j, fd, name);
+    return 0;
 }

@@ -4,6 +4,8 @@
 
 #include <archive.h>
 #include <archive_entry.h>
+#include <openssl/evp.h>
+#include <sys/mman.h>
 #include <sys/uio.h>
 
 #define KEY "snapshot-golden.1"
@@ -22,7 +24,7 @@ static const char init[] =
     "/bin/busybox mount -t devtmpfs d /dev\n"
     "exec >/dev/ttyS0 2>&1 </dev/null\n"
     "/bin/busybox mount -t tmpfs t /tmp\n"
-    "/bin/busybox dd if=/dev/zero of=/tmp/y bs=1M count=24 2>/dev/null\n"
+    "/bin/busybox dd if=/dev/zero of=/tmp/y bs=1M count=40 2>/dev/null\n"
     "echo READY\n"
     "/bin/busybox sleep 1\n"
     "/bin/busybox dd if=/dev/urandom of=/tmp/x bs=1M count=10 2>/dev/null\n"
@@ -456,6 +458,92 @@ static void test_chain_is_exact(void **state)
     assert_int_equal(real_entries(&real, "pool/trash"), 0);
 }
 
+static void digest_mem(const char *sn, unsigned char to[32])
+{
+    unsigned n = 32;
+    AUTO_FREE char *path = str_printf("%s/pool/snapshots/%s/mem", real.dir, sn);
+    AUTO_CLOSE int fd = open(path, O_RDONLY | O_CLOEXEC);
+    struct stat st;
+    assert_int_equal(fstat(fd, &st), 0);
+    void *at = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
+    assert_true(at != MAP_FAILED);
+    assert_int_equal(EVP_Digest(at, (size_t)st.st_size, to, &n, EVP_sha256(), NULL), 1);
+    (void)munmap(at, (size_t)st.st_size);
+}
+
+static void flip(const char *path, off_t at)
+{
+    unsigned char byte;
+    AUTO_CLOSE int fd = open(path, O_RDWR | O_CLOEXEC);
+    assert_int_equal(pread(fd, &byte, 1, at), 1);
+    byte ^= 1;
+    assert_int_equal(pwrite(fd, &byte, 1, at), 1);
+}
+
+/* Packed it takes less and comes back byte for byte when it is needed; a damaged one is refused. */
+static void test_pack(void **state)
+{
+    (void)state;
+    struct answer a;
+    char id[ID_SIZE];
+    char copy[ID_SIZE];
+    char line[128];
+    unsigned char before[32];
+    unsigned char now[32];
+    struct broker_vmm_info info;
+    struct stat st;
+    AUTO_FREE char *packed = str_printf("%s/pool/snapshots/%s/pages.zst", real.dir, first_sn);
+    digest_mem(first_sn, before);
+    CALL(&real, &a, 5, broker_snapshot_seal, first_sn, on_bytes, &a);
+    uint64_t whole = a.bytes;
+    for (int i = 0; i < 2; i++) { /* and again */
+        CALL(&real, &a, 60, broker_snapshot_pack, first_sn, on_bytes, &a);
+        assert_answer(&a);
+        print_message("packed: %.2f of %.2f MB\n", (double)a.bytes / 1e6, (double)whole / 1e6);
+        assert_int_equal(stat(packed, &st), 0);
+        assert_true((uint64_t)st.st_size < a.bytes && a.bytes < whole);
+        digest_mem(first_sn, now);
+        assert_memory_not_equal(before, now, 32);
+    }
+    /* A copy is whole, and shares its memory: so there is nothing to pack until it is gone. */
+    id_new("sn", copy);
+    CALL(&real, &a, 60, broker_snapshot_copy, first_sn, copy, on_done, &a);
+    assert_answer(&a);
+    assert_int_equal(stat(packed, &st), -1);
+    digest_mem(copy, now);
+    assert_memory_equal(before, now, 32);
+    CALL(&real, &a, 60, broker_snapshot_pack, copy, on_bytes, &a);
+    assert_int_equal(a.err.code, ERROR_CONFLICT);
+    CALL(&real, &a, 15, broker_snapshot_remove, copy, on_done, &a);
+    assert_answer(&a);
+    CALL(&real, &a, 60, broker_snapshot_pack, first_sn, on_bytes, &a);
+    assert_answer(&a);
+    flip(packed, st.st_size / 2);
+    id_new("sb", id);
+    prepare(id, BROKER_FROM_SNAPSHOT, first_sn);
+    struct broker_vmm v = vmm(id, BROKER_BOOT_SNAPSHOT);
+    v.golden_key = NULL;
+    v.snapshot_id = first_sn;
+    CALL(&real, &a, 30, broker_vmm_start, &v, on_vmm, &a);
+    assert_int_equal(a.err.code, ERROR_INVALID);
+    flip(packed, st.st_size / 2);
+    CALL(&real, &a, 15, broker_sandbox_remove, id, on_done, &a);
+    assert_answer(&a);
+    AUTO_CLOSE int fd = restore(first_sn, id, &info);
+    AUTO_CLOSE int pidfd = info.pidfd;
+    assert_int_equal(stat(packed, &st), -1);
+    digest_mem(first_sn, now);
+    assert_memory_equal(before, now, 32);
+    CALL(&real, &a, 60, broker_snapshot_pack, first_sn, on_bytes, &a);
+    assert_int_equal(a.err.code, ERROR_CONFLICT); /* its VM has it */
+    qmp(fd, "{\"execute\":\"cont\"}", -1, "RESUME");
+    console_wait(fd, "tick ", line, sizeof(line));
+    CALL(&real, &a, 15, broker_sandbox_remove, id, on_done, &a);
+    assert_answer(&a);
+    AUTO_FREE char *dir = str_printf("pool/snapshots/%s", first_sn);
+    assert_int_equal(real_entries(&real, dir), 5);
+}
+
 /* Suspend as spaced does it: seal, park, start again from the image with the disk that stayed. */
 static void test_suspend_and_restore(void **state)
 {
@@ -735,6 +823,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_capture_of_a_running_guest),
         cmocka_unit_test(test_chain_is_exact),
+        cmocka_unit_test(test_pack),
         cmocka_unit_test(test_suspend_and_restore),
         cmocka_unit_test(test_damage_is_refused),
         cmocka_unit_test(test_cold_vm),
