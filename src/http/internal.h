@@ -29,6 +29,7 @@ struct http_times {
     int64_t ping;       /* WebSockets: how often the peer is asked for a sign of life */
     int64_t silent;     /* WebSockets: without one for this long, it is dropped */
     int64_t close_wait; /* WebSockets: for the peer's part of the closing handshake */
+    int64_t dead;       /* without a sign of life of the client's TCP, its connection ends */
 };
 
 enum conn_phase {

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <netdb.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -77,7 +78,8 @@ static const struct http_times default_times = {.head = 30000,
                                                 .sweep = 2000,
                                                 .ping = 30000,
                                                 .silent = 90000,
-                                                .close_wait = 5000};
+                                                .close_wait = 5000,
+                                                .dead = 300000};
 
 static void on_sweep(struct loop_timer *t)
 {
@@ -228,8 +230,25 @@ const struct http_route *http_route_at(const struct http_server *s, size_t index
     return index < s->routes.n ? s->routes.routes[index].def : NULL;
 }
 
+/* A client that has vanished without a word is asked for when nothing is said, and what is on its way to it
+ * is not sent for ever. Connections inherit it from the socket that they were accepted from. */
+static void set_keepalive(const struct http_server *s)
+{
+    const struct {
+        int level, name, value;
+    } options[] = {
+        {SOL_SOCKET, SO_KEEPALIVE, 1},
+        {IPPROTO_TCP, TCP_KEEPIDLE, (int)(s->times.dead / 5000) + 1},
+        {IPPROTO_TCP, TCP_KEEPINTVL, (int)(s->times.dead / 15000) + 1},
+        {IPPROTO_TCP, TCP_USER_TIMEOUT, (int)s->times.dead},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(options); i++)
+        (void)setsockopt(s->listen_fd, options[i].level, options[i].name, &options[i].value, sizeof(int));
+}
+
 int http_start(struct http_server *s, struct error *err)
 {
+    set_keepalive(s);
     s->mhd = MHD_start_daemon(
         MHD_USE_EPOLL | MHD_ALLOW_UPGRADE | MHD_ALLOW_SUSPEND_RESUME, 0, NULL, NULL, request_on_access, s,
         MHD_OPTION_LISTEN_SOCKET, s->listen_fd, MHD_OPTION_CONNECTION_LIMIT, s->config.connections_max,
