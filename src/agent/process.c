@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "agent/launch.h"
+#include "base/cleanup.h"
 #include "base/clock.h"
 #include "base/str.h"
 
@@ -126,6 +127,14 @@ static void kill_tree(struct process *p)
         (void)kill(-p->pid, SIGKILL);
     if (p->pid > 0 && !p->ended)
         (void)kill(p->pid, SIGKILL);
+}
+
+static void signal_tree(struct process *p, int signal)
+{
+    if (signal == SIGKILL)
+        kill_tree(p);
+    else if (!cgroup_signal(&p->group, signal))
+        (void)kill(-p->pid, signal);
 }
 
 static void unlink_process(struct agent *a, struct process *p)
@@ -267,6 +276,7 @@ const char *process_exec(struct agent *a, uint32_t channel, const struct proto_f
         p->ended = true;
     } else if (timeout) {
         p->deadline = clock_mono_ns() + timeout * CLOCK_NS_PER_MS;
+        p->grace = proto_get_u32(f, PROTO_F_GRACE, 0) * CLOCK_NS_PER_MS;
     }
     watch_streams(p);
     check_closed(p);
@@ -298,18 +308,19 @@ const char *process_signal(struct agent *a, struct process *p, const struct prot
 {
     uint32_t request = proto_get_u32(f, PROTO_F_REQUEST, 0);
     uint32_t signal = proto_get_u32(f, PROTO_F_SIGNAL, 0);
+    uint32_t grace = proto_get_u32(f, PROTO_F_GRACE, 0);
     bool tree = proto_get_u32(f, PROTO_F_TREE, 0) != 0;
     if (signal < 1 || signal > 64) {
         agent_reply(a, request, ERROR_INVALID, "no such signal");
     } else if (p->ended) {
         agent_reply(a, request, ERROR_CONFLICT, "the process has ended");
     } else {
-        if (tree && signal == SIGKILL)
-            kill_tree(p);
-        else if (!tree)
+        if (tree)
+            signal_tree(p, (int)signal);
+        else
             (void)kill(p->pid, (int)signal);
-        else if (!cgroup_signal(&p->group, (int)signal))
-            (void)kill(-p->pid, (int)signal);
+        if (grace)
+            p->kill_at = clock_mono_ns() + grace * CLOCK_NS_PER_MS;
         agent_reply(a, request, 0, NULL);
     }
     return NULL;
@@ -354,7 +365,7 @@ static void set_result(struct process *p, int status)
         p->signal == SIGKILL || p->exit_code == 128 + SIGKILL; /* a shell reports its child's end so */
     if (p->timed_out) {
         p->reason = PROTO_REASON_TIMEOUT;
-        p->signal = SIGKILL;
+        p->signal = p->killed ? SIGKILL : SIGTERM;
     } else if (as_if_killed && cgroup_oom(&p->group)) {
         p->reason = PROTO_REASON_OOM_KILLED;
         p->signal = SIGKILL;
@@ -374,7 +385,7 @@ bool process_reaped(struct agent *a, pid_t pid, int status, const struct rusage 
     set_result(p, status);
     kill_tree(p); /* what the main process leaves behind must not hold the streams or live on */
     p->ended = true;
-    p->deadline = 0;
+    p->deadline = p->kill_at = 0;
     p->drain_deadline = clock_mono_ns() + DRAIN_NS;
     for (int i = 0; i < 2; i++)
         fill(p, i);
@@ -465,13 +476,27 @@ static void give_up_streams(struct process *p)
     check_closed(p);
 }
 
+/* A tree that is to end within its grace time: also what has stopped itself has to run for that. */
+static void time_out(struct process *p, int64_t now)
+{
+    p->deadline = 0;
+    p->timed_out = true;
+    p->kill_at = now + p->grace;
+    if (p->grace == 0)
+        return;
+    signal_tree(p, SIGTERM);
+    signal_tree(p, SIGCONT);
+}
+
 int64_t process_deadlines(struct agent *a, int64_t now)
 {
     int64_t next = 0;
     for (struct process *p = a->processes; p; p = p->next) {
-        if (p->deadline && p->deadline <= now) {
-            p->deadline = 0;
-            p->timed_out = true;
+        if (p->deadline && p->deadline <= now)
+            time_out(p, now);
+        if (p->kill_at && p->kill_at <= now) {
+            p->kill_at = 0;
+            p->killed = true;
             kill_tree(p);
         }
         if (p->drain_deadline && p->drain_deadline <= now) {
@@ -484,9 +509,9 @@ int64_t process_deadlines(struct agent *a, int64_t now)
         }
         if (p->tell_started && p->started_due <= now)
             must_tell(p);
-        const int64_t all[3] = {p->deadline, p->drain_deadline,
-                                p->tell_started && p->started_due > now ? p->started_due : 0};
-        for (int i = 0; i < 3; i++)
+        const int64_t all[] = {p->deadline, p->kill_at, p->drain_deadline,
+                               p->tell_started && p->started_due > now ? p->started_due : 0};
+        for (size_t i = 0; i < ARRAY_LEN(all); i++)
             if (all[i] && (!next || all[i] < next))
                 next = all[i];
     }

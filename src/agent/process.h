@@ -27,8 +27,11 @@ struct process {
     int64_t started_due; /* but not before this time or the first other news; 0: now */
     bool told_exit;      /* in this epoch */
     bool timed_out;
+    bool killed;            /* by a deadline */
     bool grown[2];          /* the stream's pipe has been made larger */
     int64_t deadline;       /* monotonic ns; 0: none */
+    int64_t grace;          /* ns from the deadline's SIGTERM to the kill; 0: no SIGTERM */
+    int64_t kill_at;        /* what was asked to end is killed then; 0: never */
     int64_t drain_deadline; /* when streams held by someone who escaped the kill are given up; 0: none */
     uint32_t reason;        /* enum proto_reason */
     int exit_code, signal;

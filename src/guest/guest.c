@@ -287,7 +287,8 @@ void guest_sync(struct guest *g, guest_done done, void *arg)
     buf_finish(&body);
 }
 
-void guest_process_signal(struct guest_process *p, int signal, bool tree, guest_done done, void *arg)
+static void send_signal(struct guest_process *p, int signal, bool tree, uint32_t grace_ms, guest_done done,
+                        void *arg)
 {
     struct buf body;
     if (!p->g)
@@ -295,7 +296,9 @@ void guest_process_signal(struct guest_process *p, int signal, bool tree, guest_
     buf_init(&body, 256);
     (void)proto_put_u32(&body, PROTO_F_SIGNAL, (uint32_t)signal);
     (void)proto_put_u32(&body, PROTO_F_TREE, tree);
-    if (p->ended || !p->attached) {
+    if (grace_ms)
+        (void)proto_put_u32(&body, PROTO_F_GRACE | PROTO_F_OPTIONAL, grace_ms);
+    if (p->ended || !p->announced) {
         struct error e = ERROR_INIT;
         struct call *c = guest_call_new(p->g, done, NULL, arg);
         (void)error_set(&e, p->ended ? ERROR_CONFLICT : ERROR_UNAVAILABLE,
@@ -306,6 +309,17 @@ void guest_process_signal(struct guest_process *p, int signal, bool tree, guest_
         (void)guest_request(p->g, PROTO_SIGNAL, p->channel, &body, done, arg);
     }
     buf_finish(&body);
+}
+
+void guest_process_signal(struct guest_process *p, int signal, bool tree, guest_done done, void *arg)
+{
+    send_signal(p, signal, tree, 0, done, arg);
+}
+
+void guest_process_terminate(struct guest_process *p, int signal, uint32_t grace_ms, guest_done done,
+                             void *arg)
+{
+    send_signal(p, signal, true, grace_ms, done, arg);
 }
 
 static int on_reply(struct guest *g, const struct proto_fields *f, const char **ret_why)

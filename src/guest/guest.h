@@ -105,6 +105,8 @@ struct guest_exec {
     uint16_t rows, cols; /* pty */
     const char *term;    /* pty; NULL: "xterm-256color" */
     uint32_t timeout_ms; /* 0: none; at the deadline the tree is killed */
+    uint32_t grace_ms;   /* 0: at once; else it gets SIGTERM at the deadline and is killed this much later (by
+                            an agent of an earlier release: at once) */
 };
 
 enum guest_reason { /* product: exit signal timeout oom_killed start_failed */
@@ -165,6 +167,11 @@ size_t guest_process_unsent(const struct guest_process *p, const void **ret, boo
 
 /* Sends a signal to the process, or to its whole tree (guest cgroup). */
 void guest_process_signal(struct guest_process *p, int signal, bool tree, guest_done done, void *arg);
+
+/* The same to the whole tree, which is killed grace_ms later unless the process has ended by then (not by an
+ * agent of an earlier release: that one leaves it at the signal). */
+void guest_process_terminate(struct guest_process *p, int signal, uint32_t grace_ms, guest_done done,
+                             void *arg);
 
 void guest_process_resize(struct guest_process *p, uint16_t rows, uint16_t cols);
 

@@ -95,6 +95,8 @@ static int put_exec(struct buf *b, const struct guest_exec *e, struct error *err
               proto_put_string(b, PROTO_F_SHELL, e->shell) && proto_put_string(b, PROTO_F_CWD, e->cwd) &&
               proto_put_string(b, PROTO_F_USER, e->user) && proto_put_u32(b, PROTO_F_FLAGS, flags) &&
               proto_put_u32(b, PROTO_F_TIMEOUT, e->timeout_ms);
+    if (e->grace_ms)
+        ok = ok && proto_put_u32(b, PROTO_F_GRACE | PROTO_F_OPTIONAL, e->grace_ms);
     for (int i = 0; i < 2; i++)
         ok = ok && proto_put_u64(b, i ? PROTO_F_STDERR_LIMIT : PROTO_F_STDOUT_LIMIT, PROTO_OUTPUT_WINDOW);
     if (e->pty)

@@ -57,6 +57,7 @@ static const struct proto_field exec_fields[] = {
     NUM32(PROTO_F_COLS, false),
     STR(PROTO_F_TERM, false, 64),
     NUM32(PROTO_F_TIMEOUT, true),
+    NUM32(PROTO_F_GRACE, false), /* optional: an agent of an earlier release kills at once */
     NUM64(PROTO_F_STDOUT_LIMIT, true),
     NUM64(PROTO_F_STDERR_LIMIT, true),
 };
@@ -75,9 +76,8 @@ static const struct proto_field exit_fields[] = {
     NUM64(PROTO_F_RSS, true),    STR(PROTO_F_MESSAGE, false, 256),
 };
 static const struct proto_field signal_fields[] = {
-    NUM32(PROTO_F_REQUEST, true),
-    NUM32(PROTO_F_SIGNAL, true),
-    NUM32(PROTO_F_TREE, true),
+    NUM32(PROTO_F_REQUEST, true), NUM32(PROTO_F_SIGNAL, true), NUM32(PROTO_F_TREE, true),
+    NUM32(PROTO_F_GRACE, false), /* likewise */
 };
 static const struct proto_field resize_fields[] = {NUM32(PROTO_F_ROWS, true), NUM32(PROTO_F_COLS, true)};
 static const struct proto_field file_fields[] = {

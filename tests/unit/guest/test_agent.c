@@ -297,6 +297,42 @@ static void timeouts(void **state)
     stop_run(&r);
 }
 
+/* SIGTERM at the deadline, also to what has stopped itself; what ignores it is killed after the grace time.
+ */
+static void timeouts_with_grace(void **state)
+{
+    static const struct {
+        const char *text, *output;
+        uint32_t grace_ms;
+        int signal;
+        int64_t least_ms, most_ms;
+    } cases[] = {
+        {"trap 'echo bye; exit 3' TERM; echo up; while :; do sleep 0.05; done", "up\nbye\n", 60000, SIGTERM,
+         300, 20000},
+        {"trap 'echo woken; exit' TERM; echo up; kill -STOP $$; sleep 100", "up\nwoken\n", 60000, SIGTERM,
+         300, 20000},
+        {"trap '' TERM; echo up; while :; do sleep 0.05; done", "up\n", 400, SIGKILL, 700, 20000},
+    };
+    struct run r;
+    (void)state;
+    start_run(&r, 0);
+    for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
+        struct proc p;
+        struct guest_exec e = {.argv = (const char *const[]){"/bin/sh", "-c", cases[i].text, NULL},
+                               .timeout_ms = 300,
+                               .grace_ms = cases[i].grace_ms};
+        int64_t before = clock_mono_ns();
+        start(&r, &p, &e);
+        finish(&r, &p);
+        int64_t took = (clock_mono_ns() - before) / CLOCK_NS_PER_MS;
+        assert_int_equal(p.result.reason, GUEST_REASON_TIMEOUT);
+        assert_int_equal(p.result.signal, cases[i].signal);
+        assert_string_equal(p.text[0], cases[i].output);
+        assert_in_range(took, cases[i].least_ms, cases[i].most_ms);
+    }
+    stop_run(&r);
+}
+
 static void terminals(void **state)
 {
     (void)state;
@@ -525,6 +561,54 @@ static void signals(void **state)
     stop_run(&r);
 }
 
+/* A signal given before the guest has said that the process runs reaches it all the same. */
+static void signal_at_once(void **state)
+{
+    struct run r;
+    struct proc p;
+    struct answer a = {0}, b = {0};
+    (void)state;
+    start_run(&r, 0);
+    struct guest_exec e = {.argv = (const char *const[]){"/bin/sleep", "1000", NULL}};
+    start(&r, &p, &e);
+    guest_process_signal(p.p, SIGINT, false, on_done, &a);
+    assert_true(turn_until(&r, &a.came));
+    assert_int_equal(a.error.code, ERROR_UNAVAILABLE); /* there is no link yet */
+    while (!guest_is_ready(r.g))
+        loop_turn(r.loop, 50);
+    guest_process_signal(p.p, SIGINT, false, on_done, &b);
+    assert_true(turn_until(&r, &b.came));
+    assert_int_equal(b.error.code, 0);
+    finish(&r, &p);
+    assert_int_equal(p.result.signal, SIGINT);
+    stop_run(&r);
+}
+
+/* What is asked to end and does not is killed after the grace time. */
+static void terminate(void **state)
+{
+    static const char *const texts[] = {"trap '' TERM; echo up; while :; do sleep 0.05; done",
+                                        "trap 'exit 5' TERM; echo up; while :; do sleep 0.05; done"};
+    struct run r;
+    (void)state;
+    start_run(&r, 0);
+    for (int i = 0; i < 2; i++) {
+        struct proc p;
+        struct answer a = {0};
+        struct guest_exec e = {.argv = (const char *const[]){"/bin/sh", "-c", texts[i], NULL}};
+        start(&r, &p, &e);
+        for (int k = 0; k < 400 && p.at[0] < 3; k++)
+            loop_turn(r.loop, 50);
+        guest_process_terminate(p.p, SIGTERM, i == 0 ? 300 : 60000, on_done, &a);
+        assert_true(turn_until(&r, &a.came));
+        assert_int_equal(a.error.code, 0);
+        finish(&r, &p);
+        assert_int_equal(p.result.reason, i == 0 ? GUEST_REASON_SIGNAL : GUEST_REASON_EXIT);
+        assert_int_equal(i == 0 ? p.result.signal : p.result.exit_code, i == 0 ? SIGKILL : 5);
+    }
+    stop_run(&r);
+}
+
 struct transfer {
     struct answer answer;
     struct guest_file *file;
@@ -741,6 +825,9 @@ int main(int argc, char **argv)
         cmocka_unit_test(large_commands),
         cmocka_unit_test(environment_and_user),
         cmocka_unit_test(timeouts),
+        cmocka_unit_test(timeouts_with_grace),
+        cmocka_unit_test(signal_at_once),
+        cmocka_unit_test(terminate),
         cmocka_unit_test(terminals),
         cmocka_unit_test(stdin_goes_through),
         cmocka_unit_test(a_link_that_keeps_breaking),
