@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "agent/boot.h"
+#include "agent/conn.h"
 #include "agent/file.h"
 #include "agent/process.h"
 #include "base/cleanup.h"
@@ -68,6 +69,7 @@ static void on_down(void *arg)
     struct agent *a = arg;
     process_detach_all(a);
     file_close_all(a);
+    conn_close_all(a);
     freeze_link_down(a);
     memset(a->syncs, 0, sizeof(a->syncs)); /* nobody waits for them any more */
 }
@@ -143,8 +145,10 @@ static const char *on_link_message(struct agent *a, const struct proto_message *
 static const char *on_new_channel(struct agent *a, uint8_t type, uint32_t channel,
                                   const struct proto_fields *f)
 {
-    if (process_find(a, channel) || file_find(a, channel))
+    if (process_find(a, channel) || file_find(a, channel) || conn_find(a, channel))
         return "a channel that is in use";
+    if (type == PROTO_DIAL)
+        return conn_dial(a, channel, f);
     if (type == PROTO_EXEC)
         return process_exec(a, channel, f);
     return type == PROTO_ATTACH ? process_attach(a, channel, f) : file_start(a, channel, f);
@@ -189,20 +193,39 @@ static const char *on_file_message(struct file *file, uint8_t type, const struct
     }
 }
 
+static const char *on_conn_message(struct conn *c, uint8_t type, const struct proto_frame *frame)
+{
+    struct proto_data d;
+    struct proto_window w;
+    switch (type) {
+    case PROTO_CONN_CLOSE:
+        return conn_close(c);
+    case PROTO_DATA:
+        return proto_data_get(frame, &d) < 0 ? "malformed data" : conn_data(c, &d);
+    case PROTO_WINDOW:
+        return proto_window_get(frame, &w) < 0 ? "a malformed window" : conn_window(c, &w);
+    default:
+        return "a message for processes or files on the channel of a connection";
+    }
+}
+
 static const char *on_message(void *arg, const struct proto_message *m, const struct proto_frame *frame,
                               const struct proto_fields *f)
 {
     struct agent *a = arg;
     struct process *p;
     struct file *file;
+    struct conn *c;
     if (m->channel == PROTO_ON_LINK)
         return on_link_message(a, m, f);
-    if (m->type == PROTO_EXEC || m->type == PROTO_ATTACH || m->type == PROTO_FILE)
+    if (m->type == PROTO_EXEC || m->type == PROTO_ATTACH || m->type == PROTO_FILE || m->type == PROTO_DIAL)
         return on_new_channel(a, m->type, frame->channel, f);
     if ((p = process_find(a, frame->channel)))
         return on_process_message(a, p, m->type, frame, f);
     if ((file = file_find(a, frame->channel)))
         return on_file_message(file, m->type, frame);
+    if ((c = conn_find(a, frame->channel)))
+        return on_conn_message(c, m->type, frame);
     /* The channel has just ended on this side, and the host could not know yet. */
     if (m->type == PROTO_SIGNAL)
         agent_reply(a, proto_get_u32(f, PROTO_F_REQUEST, 0), ERROR_CONFLICT, "the process has ended");
@@ -252,19 +275,26 @@ static bool tell_all(struct agent *a)
         next = f->next;
         file_tell(a, f);
     }
+    for (struct conn *c = a->conns, *next; c; c = next) {
+        next = c->next;
+        conn_tell(a, c);
+    }
     return true;
 }
 
 /* One data frame of whoever's turn it is. */
 static bool send_data(struct agent *a)
 {
-    unsigned n = a->process_count + a->file_count, from = n ? a->turn++ % n : 0, i = 0;
+    unsigned n = a->process_count + a->file_count + a->conn_count, from = n ? a->turn++ % n : 0, i = 0;
     for (int round = 0; round < 2; round++, i = 0) {
         for (struct process *p = a->processes; p; p = p->next)
             if ((i++ >= from || round) && process_send(a, p))
                 return true;
         for (struct file *f = a->files; f; f = f->next)
             if ((i++ >= from || round) && file_send(a, f))
+                return true;
+        for (struct conn *c = a->conns; c; c = c->next)
+            if ((i++ >= from || round) && conn_send(a, c))
                 return true;
     }
     return false;
@@ -286,6 +316,7 @@ static int64_t deadlines(struct agent *a)
 {
     int64_t now = clock_mono_ns();
     int64_t next = sooner(process_deadlines(a, now), file_deadlines(a, now));
+    next = sooner(next, conn_deadlines(a, now));
     next = sooner(next, freeze_deadlines(a, now));
     if (!a->stopping)
         return next;
@@ -332,6 +363,7 @@ void agent_turn(struct agent *a, int max_wait_ms)
         a->untidy = cgroups_tidy(&a->cgroups);
     process_free_dead(a);
     file_free_dead(a);
+    conn_free_dead(a);
 }
 
 static int open_signals(void)
@@ -371,6 +403,8 @@ void agent_finish(struct agent *a)
 {
     file_close_all(a);
     file_free_dead(a);
+    conn_close_all(a);
+    conn_free_dead(a);
     process_free_all(a);
     freeze_finish(a);
     link_finish(&a->link);

@@ -15,6 +15,7 @@
 
 struct process;
 struct file;
+struct conn;
 
 struct watch {
     int fd;
@@ -67,9 +68,11 @@ struct agent {
     struct user_cache users;
     struct process *processes;
     struct file *files;
+    struct conn *conns;
     struct process *dead_processes; /* freed at the end of a turn: events of this turn may still name them */
     struct file *dead_files;
-    unsigned process_count, file_count;
+    struct conn *dead_conns;
+    unsigned process_count, file_count, conn_count;
     unsigned turn; /* whose turn it is to send data */
     struct agent_sync syncs[AGENT_SYNCS_MAX];
 };

@@ -56,6 +56,7 @@ enum in_state in_flush(struct in *i)
             continue;
         if (errno == EAGAIN)
             return IN_WAITS;
+        i->error = errno;
         buf_consume(&i->held, buf_len(&i->held)); /* nobody reads: what follows is thrown away too */
         return IN_ENDED;
     }

@@ -13,6 +13,7 @@ struct in {
     bool tty; /* the end is a character, not a close */
     size_t window;
     struct buf held;
+    int error;          /* errno of the write that failed: nobody reads */
     uint64_t received;  /* arrived from the host */
     uint64_t announced; /* limit the host was last told */
 };

@@ -214,9 +214,14 @@ void link_frame(struct link *l, const unsigned char *p, size_t n)
     l->current_n = n;
 }
 
+bool link_is_writing(const struct link *l, const unsigned char *p, size_t n)
+{
+    return l->current_n && l->current >= p && l->current < p + n;
+}
+
 void link_unpin(struct link *l, const unsigned char *p, size_t n)
 {
-    if (!l->current_n || l->current < p || l->current >= p + n)
+    if (!link_is_writing(l, p, n))
         return;
     memcpy(l->scratch, l->current, l->current_n);
     l->current = l->scratch;

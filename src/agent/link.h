@@ -55,6 +55,9 @@ bool link_write(struct link *l);
  */
 void link_frame(struct link *l, const unsigned char *p, size_t n);
 
+/* Whether a frame is being written from the n bytes from p on. */
+bool link_is_writing(const struct link *l, const unsigned char *p, size_t n);
+
 /* Memory from p on for n bytes is about to be freed: what is still being written from it is moved away. */
 void link_unpin(struct link *l, const unsigned char *p, size_t n);
 

@@ -23,14 +23,27 @@ void out_init(struct out *o, enum proto_stream stream, int fd, size_t size)
     o->first = o->count = o->next = 0;
     o->skip = 0;
     o->end = o->sent = o->acked = o->limit = 0;
+    o->fin = false;
+}
+
+static void unmap_ring(struct out *o)
+{
+    if (o->ring)
+        (void)munmap(o->ring, o->size);
+    o->ring = NULL;
 }
 
 void out_finish(struct out *o)
 {
-    if (o->ring)
-        (void)munmap(o->ring, o->size);
+    unmap_ring(o);
     out_end(o);
-    o->ring = NULL;
+}
+
+void out_resize(struct out *o, size_t size)
+{
+    unmap_ring(o);
+    o->size = size;
+    o->head = 0;
 }
 
 static int map_ring(struct out *o)
@@ -111,6 +124,7 @@ int out_fill(struct out *o)
 {
     struct iovec iov[IOV_MAX_FRAMES];
     size_t at, room;
+    errno = 0;
     if (o->fd < 0)
         return -1;
     /* Many commands write nothing: no ring is made to learn that. */
@@ -123,6 +137,7 @@ int out_fill(struct out *o)
     if (frames == 0)
         return 0;
     ssize_t n = readv(o->fd, iov, frames);
+    errno = n < 0 ? errno : 0;
     if (n > 0) {
         add_frames(o, at, (size_t)n);
         return 1;
@@ -151,13 +166,14 @@ size_t out_take(struct out *o, uint32_t channel, uint32_t tag, unsigned char *sc
     uint64_t room = o->limit - o->sent;
     uint32_t left = f->n - o->skip;
     uint32_t n = left < room ? left : (uint32_t)room;
+    bool fin = o->fin && n == left && o->next + 1 == o->count;
     unsigned char *p = o->ring + f->at;
     if (n < f->n) {
         memcpy(scratch + BEFORE, p + BEFORE + o->skip, n);
         p = scratch;
     }
     proto_header_put(p, PROTO_DATA, 0, PROTO_DATA_PRELUDE + n, channel, tag);
-    proto_data_put(p + PROTO_HEADER, o->stream, false, f->offset + o->skip);
+    proto_data_put(p + PROTO_HEADER, o->stream, fin, f->offset + o->skip);
     bytes_put_u32(p + BEFORE + n, tag);
     o->sent += n;
     o->skip += n;
@@ -177,6 +193,15 @@ static void forget_acked(struct out *o)
         if (o->next > 0)
             o->next--;
     }
+    if (o->count == 0)
+        o->head = 0;
+}
+
+void out_forget_sent(struct out *o)
+{
+    o->first = (o->first + o->next) % OUT_FRAMES;
+    o->count -= o->next;
+    o->next = 0;
     if (o->count == 0)
         o->head = 0;
 }

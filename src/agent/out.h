@@ -29,14 +29,15 @@ struct out {
     uint64_t end;  /* bytes read so far */
     uint64_t sent;
     uint64_t acked, limit;
+    bool fin; /* nothing follows what was read: its last frame says so */
 };
 
 /* fd becomes owned and must be non-blocking. size: of the ring, a power of two of at least 64 KiB. */
 void out_init(struct out *o, enum proto_stream stream, int fd, size_t size);
 void out_finish(struct out *o);
 
-/* Reads once, as much as there is room for. 1: got bytes; 0: none now or no room; -1: the end (fd is closed).
- */
+/* Reads once, as much as there is room for. 1: got bytes; 0: none now or no room; -1: the end, with errno: 0,
+ * or why nothing can be read any more. */
 int out_fill(struct out *o);
 
 /* Closes the descriptor; what was read is still to be sent. */
@@ -59,6 +60,12 @@ int out_window(struct out *o, uint64_t acked, uint64_t limit);
 /* A new epoch: the host has everything before `acked`; the rest is sent again. -1 when that is gone or never
  * was. */
 int out_rewind(struct out *o, uint64_t acked, uint64_t limit);
+
+/* What has been sent need not be kept for another epoch: makes room of it. Not while it is being written. */
+void out_forget_sent(struct out *o);
+
+/* Another size of the ring; only while it is empty. */
+void out_resize(struct out *o, size_t size);
 
 /* At its end, and all of it sent in this epoch. */
 bool out_drained(const struct out *o);

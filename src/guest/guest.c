@@ -36,6 +36,11 @@ static void free_dead(struct guest *g)
         LL_DELETE(g->dead_files, f);
         guest_file_free(f);
     }
+    while (g->dead_conns) {
+        struct guest_conn *c = g->dead_conns;
+        LL_DELETE(g->dead_conns, c);
+        guest_conn_free(c);
+    }
 }
 
 void guest_enter(struct guest *g)
@@ -79,28 +84,41 @@ static void settle(struct guest *g)
             f = f->next;
         }
     }
+    guest_conn_settle(g);
+}
+
+/* What waits for room in the queue. Who is first may have all of it, so that changes. */
+static void pump(struct guest *g)
+{
+    struct guest_process *p;
+    struct guest_file *f;
+    bool conns_first = g->flushes++ & 1;
+    if (conns_first)
+        guest_conn_pump_all(g);
+    DL_FOREACH(g->processes, p)
+    guest_process_pump(p);
+    DL_FOREACH(g->files, f)
+    guest_file_pump(f);
+    if (!conns_first)
+        guest_conn_pump_all(g);
 }
 
 static void on_flush(void *arg)
 {
     struct guest *g = arg;
-    struct guest_process *p;
-    struct guest_file *f;
     guest_enter(g);
     settle(g);
     if (!g->destroyed && g->let_go)
         guest_process_tell_rooms(g);
-    if (!g->destroyed && g->link == LINK_READY) {
-        DL_FOREACH(g->processes, p)
-        guest_process_pump(p);
-        DL_FOREACH(g->files, f)
-        guest_file_pump(f);
-    }
+    if (!g->destroyed && g->link == LINK_READY)
+        pump(g);
     bool full = buf_len(&g->tx) > GUEST_TX_HIGH;
     if (!g->destroyed)
         guest_link_flush(g);
     if (full && g->fd >= 0 && buf_len(&g->tx) == 0)
         guest_flush_later(g); /* the socket took it all: there may be more */
+    if (!g->destroyed)
+        guest_conn_settle(g); /* what was sent has made room */
     guest_leave(g);
 }
 
@@ -151,6 +169,7 @@ void guest_destroy(struct guest *g)
     struct call *c, *next_call;
     struct guest_process *p, *next_process;
     struct guest_file *f, *next_file;
+    struct guest_conn *conn, *next_conn;
     if (!g || g->destroyed)
         return;
     guest_enter(g);
@@ -168,8 +187,11 @@ void guest_destroy(struct guest *g)
     }
     DL_FOREACH_SAFE(g->files, f, next_file)
     f->g = NULL;
+    DL_FOREACH_SAFE(g->conns, conn, next_conn)
+    conn->g = NULL;
     g->processes = NULL;
     g->files = NULL;
+    g->conns = NULL;
     guest_leave(g);
 }
 
@@ -400,6 +422,7 @@ static int on_channel(struct guest *g, const struct proto_message *m, const stru
 {
     struct guest_process *p;
     struct guest_file *file;
+    struct guest_conn *conn;
     struct call *c;
     DL_SEARCH_SCALAR(g->processes, p, channel, f->channel);
     if (p && p->announced)
@@ -407,6 +430,9 @@ static int on_channel(struct guest *g, const struct proto_message *m, const stru
     DL_SEARCH_SCALAR(g->files, file, channel, f->channel);
     if (file)
         return guest_file_message(file, m, f, fields, ret_why);
+    DL_SEARCH_SCALAR(g->conns, conn, channel, f->channel);
+    if (conn)
+        return guest_conn_message(conn, m, f, fields, ret_why);
     DL_SEARCH_SCALAR(g->calls, c, channel, f->channel);
     if (c && m->type == PROTO_FILE_DONE)
         return on_call_done(c, g, fields, ret_why);
@@ -484,5 +510,6 @@ void guest_link_gone(struct guest *g, const struct error *why)
             f->error = e;
         }
     }
+    guest_conn_link_gone(g, &e);
     guest_flush_later(g);
 }

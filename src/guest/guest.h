@@ -346,13 +346,14 @@ struct guest_conn_events {
     void (*end)(void *arg);  /* the guest has closed its half: no more data */
     void (*room)(void *arg); /* more may be pushed */
     /* Last, once. NULL: both halves were closed in order. Before opened: ERROR_REFUSED (nothing listens at
-     * the port), ERROR_CAPACITY, ERROR_UNSUPPORTED; at any time ERROR_UNAVAILABLE (link lost), ERROR_RESET.
-     */
+     * the port), ERROR_TIMEOUT (it does not accept within 10 s), ERROR_CAPACITY; at any time
+     * ERROR_UNAVAILABLE (link lost), ERROR_RESET. */
     void (*closed)(void *arg, const struct error *err);
 };
 
 /* Connects to 127.0.0.1:port, or [::1]:port when that is refused. Connections do not outlive the link. At
- * most 256 a guest. The guest's processes may be frozen: the kernel still takes connections then. */
+ * most 256 a guest (ERROR_CAPACITY). ERROR_UNAVAILABLE while there is no link, ERROR_UNSUPPORTED by an
+ * earlier release's agent. The guest's processes may be frozen: the kernel still takes connections then. */
 int guest_dial(struct guest *g, uint16_t port, const struct guest_conn_events *events, void *arg,
                struct guest_conn **ret, struct error *err);
 

@@ -93,6 +93,23 @@ struct guest_file {
     uint64_t out_base, out_sent, out_limit;
 };
 
+struct guest_conn {
+    struct guest *g; /* NULL: inert */
+    struct guest_conn *prev, *next;
+    struct guest_conn_events events;
+    void *arg;
+    uint32_t channel;
+    bool opened;
+    bool done;   /* the owner knows of the end */
+    bool failed; /* error is to be told by the deferred call */
+    struct error error;
+    uint64_t received, taken, told; /* from the guest; told: the limit that it knows */
+    bool got_fin;
+    struct buf out; /* not sent yet */
+    uint64_t out_sent, out_acked, out_limit;
+    bool fin, fin_sent, push_short;
+};
+
 struct guest {
     struct loop *loop;
     char *socket_path; /* owned */
@@ -132,7 +149,9 @@ struct guest {
     struct call *calls;
     struct guest_process *processes, *dead_processes;
     struct guest_file *files, *dead_files;
-    unsigned call_count, process_count, file_count;
+    struct guest_conn *conns, *dead_conns;
+    unsigned call_count, process_count, file_count, conn_count;
+    unsigned flushes; /* whose turn it is to send first */
 };
 
 /* guest.c */
@@ -205,3 +224,13 @@ int guest_file_message(struct guest_file *f, const struct proto_message *m, cons
 void guest_file_pump(struct guest_file *f);
 void guest_file_fail(struct guest_file *f, const struct error *err); /* tells its owner */
 void guest_file_free(struct guest_file *f);
+
+/* conn.c */
+int guest_conn_message(struct guest_conn *c, const struct proto_message *m, const struct proto_frame *frame,
+                       const struct proto_fields *fields, const char **ret_why);
+void guest_conn_pump(struct guest_conn *c);
+void guest_conn_pump_all(struct guest *g);
+/* Tells owners what could not be told from inside a call: that theirs has failed, or that there is room. */
+void guest_conn_settle(struct guest *g);
+void guest_conn_link_gone(struct guest *g, const struct error *why);
+void guest_conn_free(struct guest_conn *c);
