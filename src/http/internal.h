@@ -14,7 +14,7 @@
 
 #define HEAD_BYTES_MAX (16 * 1024)    /* names and values of all header fields */
 #define HEAD_FIELDS_MAX 64            /* header fields */
-#define REPLY_HEADERS_MAX 24          /* added by a handler */
+#define REPLY_HEADERS_MAX 128         /* added by a handler */
 #define DISCARD_MAX (1024 * 1024)     /* bytes of a refused body that are read to keep the connection */
 #define LINGER_MAX (64 * 1024 * 1024) /* bytes of a refused body read after an early answer */
 #define STATUS_CLIENT_GONE 499        /* reported to `answered` when nobody was there to answer to */
@@ -29,7 +29,8 @@ struct http_times {
     int64_t ping;       /* WebSockets: how often the peer is asked for a sign of life */
     int64_t silent;     /* WebSockets: without one for this long, it is dropped */
     int64_t close_wait; /* WebSockets: for the peer's part of the closing handshake */
-    int64_t dead;       /* without a sign of life of the client's TCP, its connection ends */
+    int64_t dead;       /* nothing is said: without an answer of the client's TCP, its connection ends */
+    int64_t vanished;   /* something is said: the same */
 };
 
 enum conn_phase {
@@ -76,6 +77,9 @@ struct http_request {
     struct MHD_Connection *mhd; /* the same */
     enum request_state state;
     const char *method;
+    bool http_1_1;
+    char *target;    /* owned: as it was sent; NULL: malformed */
+    char *authority; /* owned: that of a target in absolute form */
     struct uri uri;
     const struct route *route;
     struct http_principal principal;
@@ -83,7 +87,7 @@ struct http_request {
     int64_t time_answered;
 
     /* head */
-    const char *content_type, *authorization, *api_key, *idempotency_key;
+    const char *content_type, *authorization, *api_key, *idempotency_key, *host;
     uint64_t length;           /* of the body; UINT64_MAX: chunked */
     bool unframed;             /* where the body ends is not clear: the connection ends after the answer */
     struct error target_error; /* a malformed target is answered when the head is complete */
@@ -98,10 +102,11 @@ struct http_request {
 
     /* flow */
     bool suspended;
-    bool at_head; /* suspended before any of the body was read */
-    bool in_call; /* a callback of ours runs inside the library */
-    bool woken;   /* resume or wake was asked for during that callback */
-    bool gone;    /* the client went away or the server stops */
+    bool at_head;    /* suspended before any of the body was read */
+    bool in_call;    /* a callback of ours runs inside the library */
+    bool woken;      /* resume or wake was asked for during that callback */
+    bool gone;       /* the client went away or the server stops */
+    bool half_close; /* one that has closed its half is still there */
 
     /* answer */
     bool handler_called;
@@ -113,8 +118,8 @@ struct http_request {
     const char *reply_type;        /* of whole answers; with data and size for early ones */
     const void *reply_data;
     size_t reply_n;
-    struct reply_header headers[REPLY_HEADERS_MAX];
-    unsigned header_count;
+    struct reply_header *headers; /* owned */
+    unsigned header_count, header_cap;
     ssize_t (*fill)(struct http_request *r, void *to, size_t max);
     uint64_t stream_left; /* UINT64_MAX: chunked */
     struct idempotency_claim *claim;
@@ -125,8 +130,16 @@ struct http_request {
     void (*finished)(void *data, bool aborted);
     bool over; /* finished has been called */
 
-    /* WebSocket to be */
+    /* WebSocket or tunnel to be */
     struct ws_accept *ws;
+    struct tunnel_accept *tunnel;
+};
+
+struct http_gate {
+    const struct http_route *route;
+    const struct route *compiled; /* found when the server starts: the table may still grow before */
+    bool (*takes)(void *arg, const char *authority, const char *target);
+    void *arg;
 };
 
 struct http_server {
@@ -148,7 +161,10 @@ struct http_server {
     struct http_conn *conns;
     struct http_request *requests;
     struct http_ws *websockets;
-    unsigned char *ws_input; /* shared by all WebSockets: each read is used up at once */
+    struct http_tunnel *tunnels;
+    unsigned tunnel_count;
+    unsigned char *ws_input; /* shared by all upgraded connections: each read is used up at once */
+    struct http_gate gate;
 };
 
 /* --- server.c --- */
@@ -196,6 +212,13 @@ void reply_apply_headers(struct http_request *r, struct MHD_Response *response);
 /* The library lets go of the request: what a pending commit still does is not sent. */
 void reply_forget(struct http_request *r);
 void reply_clear(struct http_request *r);
+
+/* --- tunnel.c --- */
+#define UPGRADE_INPUT_BYTES (64 * 1024)
+/* The server's ws_input, of UPGRADE_INPUT_BYTES; NULL: no memory. */
+unsigned char *upgrade_input(struct http_server *s);
+void tunnels_destroy(struct http_server *s);
+void tunnel_accept_free(struct http_request *r);
 
 /* --- ws.c --- */
 void ws_destroy_all(struct http_server *s);

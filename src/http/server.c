@@ -79,7 +79,8 @@ static const struct http_times default_times = {.head = 30000,
                                                 .ping = 30000,
                                                 .silent = 90000,
                                                 .close_wait = 5000,
-                                                .dead = 300000};
+                                                .dead = 300000,
+                                                .vanished = 90000};
 
 static void on_sweep(struct loop_timer *t)
 {
@@ -225,13 +226,30 @@ void http_routes(struct http_server *s, const struct http_route *routes, size_t 
         route_add(&s->routes, &routes[i]);
 }
 
+void http_set_gate(struct http_server *s, const struct http_route *route,
+                   bool (*takes)(void *arg, const char *authority, const char *target), void *arg)
+{
+    assert(!s->mhd && route->raw && route->body == BODY_STREAM);
+    s->gate = (struct http_gate){.route = route, .takes = takes, .arg = arg};
+}
+
+static void find_gate(struct http_server *s)
+{
+    for (size_t i = 0; s->gate.takes && i < s->routes.n; i++)
+        if (s->routes.routes[i].def == s->gate.route)
+            s->gate.compiled = &s->routes.routes[i];
+    assert(!s->gate.takes || s->gate.compiled);
+}
+
 const struct http_route *http_route_at(const struct http_server *s, size_t index)
 {
     return index < s->routes.n ? s->routes.routes[index].def : NULL;
 }
 
-/* A client that has vanished without a word is asked for when nothing is said, and what is on its way to it
- * is not sent for ever. Connections inherit it from the socket that they were accepted from. */
+/* A client that has vanished without a word is asked for when nothing is said; where something is on its way
+ * to it, sweep_connections looks. Not TCP_USER_TIMEOUT: that one also ends the connection of a client which
+ * is there and takes its time to read. Connections inherit these from the socket that they were accepted
+ * from. */
 static void set_keepalive(const struct http_server *s)
 {
     const struct {
@@ -240,7 +258,6 @@ static void set_keepalive(const struct http_server *s)
         {SOL_SOCKET, SO_KEEPALIVE, 1},
         {IPPROTO_TCP, TCP_KEEPIDLE, (int)(s->times.dead / 5000) + 1},
         {IPPROTO_TCP, TCP_KEEPINTVL, (int)(s->times.dead / 15000) + 1},
-        {IPPROTO_TCP, TCP_USER_TIMEOUT, (int)s->times.dead},
     };
     for (size_t i = 0; i < ARRAY_LEN(options); i++)
         (void)setsockopt(s->listen_fd, options[i].level, options[i].name, &options[i].value, sizeof(int));
@@ -249,6 +266,7 @@ static void set_keepalive(const struct http_server *s)
 int http_start(struct http_server *s, struct error *err)
 {
     set_keepalive(s);
+    find_gate(s);
     s->mhd = MHD_start_daemon(
         MHD_USE_EPOLL | MHD_ALLOW_UPGRADE | MHD_ALLOW_SUSPEND_RESUME, 0, NULL, NULL, request_on_access, s,
         MHD_OPTION_LISTEN_SOCKET, s->listen_fd, MHD_OPTION_CONNECTION_LIMIT, s->config.connections_max,
@@ -277,6 +295,7 @@ unsigned http_port(const struct http_server *s)
 static void stop_library(struct http_server *s)
 {
     ws_destroy_all(s);
+    tunnels_destroy(s);
     struct http_conn *c;
     DL_FOREACH(s->conns, c)
     {

@@ -1,4 +1,6 @@
 /* Connections that go on too long, seen from outside of the library. */
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/socket.h>
 
 #include "base/clock.h"
@@ -48,13 +50,25 @@ static bool lost_sight_of(struct http_conn *c)
     return twice;
 }
 
+/* What was sent is repeated, or a full window asked after, again and again without an answer. A client that
+ * is there answers each time, however slowly it reads. */
+static bool vanished(const struct http_server *s, const struct http_conn *c)
+{
+    struct tcp_info info = {0};
+    socklen_t n = sizeof(info);
+    return getsockopt(c->fd, IPPROTO_TCP, TCP_INFO, &info, &n) == 0 &&
+           (info.tcpi_retransmits >= 2 || info.tcpi_probes >= 2) &&
+           info.tcpi_last_ack_recv >= s->times.vanished;
+}
+
 void sweep_connections(struct http_server *s)
 {
     int64_t now = clock_mono_ns();
     struct http_conn *c;
     DL_FOREACH(s->conns, c)
     {
-        if (lost_sight_of(c) || (now - c->since) / CLOCK_NS_PER_MS > phase_limit_ms(s, c->phase))
+        if (lost_sight_of(c) || vanished(s, c) ||
+            (now - c->since) / CLOCK_NS_PER_MS > phase_limit_ms(s, c->phase))
             (void)shutdown(c->fd, SHUT_RDWR);
     }
 }
