@@ -20,6 +20,8 @@ static const char **field_of(struct head_scan *scan, const char *name)
 {
     struct http_request *r = scan->r;
     switch (strlen(name)) {
+    case 4:
+        return strcasecmp(name, "Host") == 0 ? &r->host : NULL;
     case 9:
         return strcasecmp(name, "X-API-Key") == 0 ? &r->api_key : NULL;
     case 12:
@@ -90,9 +92,21 @@ static const char *presented_key(const struct http_request *r)
     return key + strspn(key, " ");
 }
 
-static int check_role(struct http_request *r, struct error *err)
+int http_check_key(struct http_request *r, const char *key, enum http_role wanted, struct error *err)
 {
     const struct http_config *config = &r->server->config;
+    struct http_principal principal;
+    int rc = config->authenticate(config->arg, key, &principal, err);
+    if (rc < 0)
+        return rc;
+    r->principal = principal;
+    if (r->principal.role < wanted)
+        return error_set(err, ERROR_FORBIDDEN, "the role of this key does not allow it");
+    return 0;
+}
+
+static int check_role(struct http_request *r, struct error *err)
+{
     enum http_role wanted = r->route->def->role;
     if (wanted == ROLE_NONE)
         return 0;
@@ -100,12 +114,17 @@ static int check_role(struct http_request *r, struct error *err)
     if (!key || !*key)
         return error_set(err, ERROR_UNAUTHORIZED,
                          "an API key is needed: Authorization: Bearer <key>, or X-API-Key");
-    int rc = config->authenticate(config->arg, key, &r->principal, err);
-    if (rc < 0)
-        return rc;
-    if (r->principal.role < wanted)
-        return error_set(err, ERROR_FORBIDDEN, "the role of this key does not allow it");
-    return 0;
+    return http_check_key(r, key, wanted, err);
+}
+
+/* Whether the request is for somebody behind this server, by where it goes as it was sent. */
+static bool gate_takes(struct http_request *r)
+{
+    const struct http_gate *gate = &r->server->gate;
+    if (!gate->takes || !r->target || !gate->takes(gate->arg, http_authority(r), r->target))
+        return false;
+    r->route = gate->compiled;
+    return true;
 }
 
 static size_t body_limit(const struct http_route *def)
@@ -154,6 +173,8 @@ int head_check(struct http_request *r, char allow[ROUTE_ALLOW_SIZE], struct erro
     r->unframed = rc < 0;
     if (rc == 0)
         rc = check_fields(&scan, err);
+    if (rc == 0 && gate_takes(r))
+        return 0;
     if (rc == 0 && r->target_error.code < 0) {
         *err = r->target_error;
         rc = err->code;

@@ -27,7 +27,7 @@ enum http_body {
 };
 
 struct http_route {
-    const char *method;  /* "GET"; a GET route answers HEAD too */
+    const char *method;  /* "GET"; a GET route answers HEAD too; "*": any (raw routes) */
     const char *pattern; /* "/v1/sandboxes/{id}/pause"; "{x...}" as last segment takes the rest */
     void (*handler)(struct http_request *r, void *arg);
     void *arg;
@@ -40,6 +40,7 @@ struct http_route {
     const char *request_schema; /* OpenAPI component names; NULL: none */
     const char *response_schema;
     unsigned success; /* documented success status */
+    bool raw;         /* for requests that are passed on, see http_set_gate */
 };
 
 /* Who asks, from the key; filled by the authenticator. */
@@ -70,6 +71,15 @@ int http_create(struct loop *l, const struct http_config *config, struct http_se
 /* Adds routes; before http_start. The table must outlive the server. */
 void http_routes(struct http_server *s, const struct http_route *routes, size_t n);
 
+/* Requests for somebody behind this server. Before a request is routed by its path, the gate is asked, with
+ * the authority it names (of its target, else of Host; "" without) and its target as it was sent, which
+ * starts with
+ * '/' and holds no control bytes. What it takes goes to `route`, one of those added before, with body
+ * BODY_STREAM and raw set. The framing of the body and the size of the head have been checked then; key,
+ * path, query and type of the body are the handler's to look at. One gate a server; before http_start. */
+void http_set_gate(struct http_server *s, const struct http_route *route,
+                   bool (*takes)(void *arg, const char *authority, const char *target), void *arg);
+
 /* Walks all routes, for the OpenAPI document and tests; NULL at the end. */
 const struct http_route *http_route_at(const struct http_server *s, size_t index);
 
@@ -97,6 +107,18 @@ int http_query_u64(const struct http_request *r, const char *name, uint64_t min,
 int http_query_each(const struct http_request *r, int (*fn)(void *arg, const char *name, const char *value),
                     void *arg);
 const char *http_header(const struct http_request *r, const char *name);
+/* Calls fn for each header field, in order, repeated ones too; non-zero stops and is returned. */
+int http_header_each(const struct http_request *r, int (*fn)(void *arg, const char *name, const char *value),
+                     void *arg);
+const char *http_target(const struct http_request *r); /* as the gate was given it; "" for a malformed one */
+const char *http_authority(const struct http_request *r);
+bool http_is_1_1(const struct http_request *r); /* else the client speaks HTTP/1.0 */
+#define HTTP_PEER_SIZE 64
+/* The client's address in numbers, "" when it is gone. */
+void http_peer(const struct http_request *r, char to[HTTP_PEER_SIZE]);
+/* Raw routes: checks a key as the server does for the others: ERROR_UNAUTHORIZED, ERROR_TOKEN_EXPIRED,
+ * ERROR_FORBIDDEN. On success it becomes the request's principal. */
+int http_check_key(struct http_request *r, const char *key, enum http_role wanted, struct error *err);
 const struct http_principal *http_principal(const struct http_request *r);
 const json_t *
 http_json(const struct http_request *r); /* BODY_JSON: the parsed body; NULL when it was empty */
@@ -110,12 +132,18 @@ struct loop *http_loop(const struct http_request *r);
 void http_set_data(struct http_request *r, void *data, void (*finished)(void *data, bool aborted));
 void *http_data(const struct http_request *r);
 
+/* A client that closes its half of the connection is taken for gone while its request waits. After this it is
+ * not: it may still want what comes. */
+void http_half_close(struct http_request *r);
+
 /* --- answering whole --- */
-/* Adds a header to the answer. Values with control bytes are refused (dropped). */
+/* Adds a header to the answer, repeated ones too, at most 128. Values with control bytes but tabs are refused
+ * (dropped), and so are empty ones. */
 void http_add_header(struct http_request *r, const char *name, const char *value);
 void http_reply_json(struct http_request *r, unsigned status, json_t *body /* stolen */);
+/* data is copied; content_type NULL: none is added. */
 void http_reply_text(struct http_request *r, unsigned status, const char *content_type, const void *data,
-                     size_t n); /* copied */
+                     size_t n);
 void http_reply_empty(struct http_request *r, unsigned status);
 /* The answer to a change: sent when everything put to the store so far is durable; a problem (500, 507) when
  * it could not be written. The record of an Idempotency-Key is part of the same transaction. body: stolen. */
@@ -139,7 +167,8 @@ uint64_t http_body_length(const struct http_request *r);
 /* --- an answer in pieces --- */
 /* fill: puts up to max bytes at to and returns the count; 0: nothing now (http_stream_wake when there is);
  * -1: the end; -2: broken, the connection is cut so that the client sees an error. length UINT64_MAX:
- * chunked. */
+ * chunked, or for a client of HTTP/1.0 to the end of the connection. content_type NULL: none is added. For
+ * HEAD and a status without a body (304), length is only announced, and fill is never called. */
 void http_stream_start(struct http_request *r, unsigned status, const char *content_type, uint64_t length,
                        ssize_t (*fill)(struct http_request *r, void *to, size_t max));
 void http_stream_wake(struct http_request *r);
@@ -169,3 +198,28 @@ void http_ws_close(struct http_ws *ws, unsigned code,
  * received before (at most 4 KiB of them) may still be given after a pause. closed() also comes meanwhile,
  * when the connection breaks. */
 void http_ws_pause(struct http_ws *ws, bool paused);
+
+/* --- tunnels: the client's bytes and those for it, after 101 --- */
+struct http_tunnel;
+struct http_tunnel_events {
+    /* Bytes of the client, in order, those that came with its request first. Returns how many were taken:
+     * fewer than n, and nothing is read until http_tunnel_resume, which gives the rest again. */
+    size_t (*data)(struct http_tunnel *t, const void *data, size_t n);
+    void (*end)(struct http_tunnel *t);                /* the client has closed its half: no more data */
+    void (*sent)(struct http_tunnel *t, size_t n);     /* n bytes that were queued have left */
+    void (*closed)(struct http_tunnel *t, bool clean); /* once, last; t is freed after it. clean: both halves
+                                                          were closed in order */
+};
+/* Accepts; the request is answered by this, with 101 and the headers that were added, "Upgrade" among them.
+ * The client must speak HTTP/1.1, and the request has no body. */
+void http_tunnel_accept(struct http_request *r, const struct http_tunnel_events *events, void *arg,
+                        void (*opened)(struct http_tunnel *t, void *arg));
+void *http_tunnel_arg(const struct http_tunnel *t);
+/* Sends, and queues what the connection does not take at once: the owner bounds that. Returns how many bytes
+ * have left, or -1 when the tunnel is broken (closed() follows). */
+ssize_t http_tunnel_send(struct http_tunnel *t, const void *data, size_t n);
+void http_tunnel_resume(struct http_tunnel *t);
+void http_tunnel_end(struct http_tunnel *t);   /* closes this half after what is queued */
+void http_tunnel_close(struct http_tunnel *t); /* breaks it off: the client sees a reset; then closed() */
+/* Tunnels there are. */
+unsigned http_tunnel_count(const struct http_server *s);

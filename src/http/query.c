@@ -1,5 +1,7 @@
 /* What handlers may ask of a request. */
+#include <netdb.h>
 #include <string.h>
+#include <sys/socket.h>
 
 #include "base/str.h"
 #include "http/internal.h"
@@ -58,6 +60,55 @@ const char *http_header(const struct http_request *r, const char *name)
     return r->mhd ? MHD_lookup_connection_value(r->mhd, MHD_HEADER_KIND, name) : NULL;
 }
 
+struct each_header {
+    int (*fn)(void *arg, const char *name, const char *value);
+    void *arg;
+    int rc;
+};
+
+static enum MHD_Result give_header(void *cls, enum MHD_ValueKind kind, const char *name, const char *value)
+{
+    (void)kind;
+    struct each_header *e = cls;
+    e->rc = e->fn(e->arg, name, value ? value : "");
+    return e->rc == 0 ? MHD_YES : MHD_NO;
+}
+
+int http_header_each(const struct http_request *r, int (*fn)(void *arg, const char *name, const char *value),
+                     void *arg)
+{
+    struct each_header e = {fn, arg, 0};
+    if (r->mhd)
+        (void)MHD_get_connection_values(r->mhd, MHD_HEADER_KIND, give_header, &e);
+    return e.rc;
+}
+
+const char *http_target(const struct http_request *r)
+{
+    return r->target ? r->target : "";
+}
+
+const char *http_authority(const struct http_request *r)
+{
+    if (r->authority)
+        return r->authority;
+    return r->mhd && r->host ? r->host : "";
+}
+
+bool http_is_1_1(const struct http_request *r)
+{
+    return r->http_1_1;
+}
+
+void http_peer(const struct http_request *r, char to[HTTP_PEER_SIZE])
+{
+    struct sockaddr_storage at;
+    socklen_t n = sizeof(at);
+    to[0] = '\0';
+    if (r->conn && getpeername(r->conn->fd, (struct sockaddr *)&at, &n) == 0)
+        (void)getnameinfo((struct sockaddr *)&at, n, to, HTTP_PEER_SIZE, NULL, 0, NI_NUMERICHOST);
+}
+
 const struct http_principal *http_principal(const struct http_request *r)
 {
     return &r->principal;
@@ -93,6 +144,13 @@ void http_body_start(struct http_request *r, const struct http_body_events *even
 void http_body_resume(struct http_request *r)
 {
     request_resume(r);
+}
+
+void http_half_close(struct http_request *r)
+{
+    r->half_close = true;
+    if (r->suspended && r->conn->gone.active)
+        loop_fd_events(&r->conn->gone, 0);
 }
 
 uint64_t http_body_length(const struct http_request *r)

@@ -17,14 +17,28 @@
 static bool is_plain(const char *s)
 {
     for (; *s; s++)
-        if ((unsigned char)*s < ' ' || *s == 0x7f)
+        if (((unsigned char)*s < ' ' && *s != '\t') || *s == 0x7f)
             return false;
+    return true;
+}
+
+static bool header_room(struct http_request *r)
+{
+    if (r->header_count < r->header_cap)
+        return true;
+    unsigned cap = r->header_cap ? 2 * r->header_cap : 8;
+    struct reply_header *more =
+        cap <= REPLY_HEADERS_MAX ? reallocarray(r->headers, cap, sizeof(*more)) : NULL;
+    if (!more)
+        return false;
+    r->headers = more;
+    r->header_cap = cap;
     return true;
 }
 
 void http_add_header(struct http_request *r, const char *name, const char *value)
 {
-    if (r->header_count == REPLY_HEADERS_MAX || !is_plain(name) || !is_plain(value))
+    if (!is_plain(name) || !is_plain(value) || !*value || !header_room(r))
         return;
     struct reply_header h = {strdup(name), strdup(value)};
     if (h.name && h.value) {
@@ -55,7 +69,8 @@ static void clear_headers(struct http_request *r)
         free(r->headers[i].name);
         free(r->headers[i].value);
     }
-    r->header_count = 0;
+    free(TAKE(r->headers));
+    r->header_count = r->header_cap = 0;
 }
 
 void reply_clear(struct http_request *r)
@@ -345,7 +360,8 @@ void http_stream_start(struct http_request *r, unsigned status, const char *cont
     r->response = MHD_create_response_from_callback(length == UINT64_MAX ? MHD_SIZE_UNKNOWN : length,
                                                     STREAM_BLOCK, on_fill, r, NULL);
     if (r->response) {
-        (void)MHD_add_response_header(r->response, "Content-Type", content_type);
+        if (content_type)
+            (void)MHD_add_response_header(r->response, "Content-Type", content_type);
         reply_apply_headers(r, r->response);
     }
     request_answered(r);

@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 
 #include "base/clock.h"
+#include "base/str.h"
 #include "http/internal.h"
 #include "utlist.h"
 #include "json/json.h"
@@ -29,7 +30,8 @@ void request_suspend(struct http_request *r)
     MHD_suspend_connection(r->mhd);
     /* The library does not look at a suspended socket: this notices a client that goes away. */
     struct http_conn *c = r->conn;
-    if (loop_fd_start(r->server->loop, &c->gone, c->fd, EPOLLRDHUP, on_peer_gone, c, NULL) < 0)
+    uint32_t events = r->half_close ? 0 : (uint32_t)EPOLLRDHUP; /* a reset is told in any case */
+    if (loop_fd_start(r->server->loop, &c->gone, c->fd, events, on_peer_gone, c, NULL) < 0)
         c->gone.active = false;
 }
 
@@ -171,6 +173,30 @@ static struct http_conn *conn_of(struct MHD_Connection *mhd)
     return info ? info->socket_context : NULL;
 }
 
+/* Keeps the target for the gate, an authority in it apart. One that is no path, or has bytes that cannot be
+ * in a request line, is left to the parser's refusal. */
+static void keep_target(struct http_request *r, const char *raw)
+{
+    size_t n = strnlen(raw, URI_MAX + 1);
+    if (n > URI_MAX)
+        return;
+    for (size_t i = 0; i < n; i++)
+        if ((unsigned char)raw[i] <= ' ' || raw[i] == 0x7f)
+            return;
+    const char *path = raw;
+    if (*raw != '/') {
+        const char *host = strncasecmp(raw, "http://", 7) == 0 ? raw + 7 : NULL;
+        host = strncasecmp(raw, "https://", 8) == 0 ? raw + 8 : host;
+        if (!host)
+            return;
+        path = host + strcspn(host, "/?");
+        r->authority = strndup(host, (size_t)(path - host));
+        if (!r->authority)
+            return;
+    }
+    r->target = *path == '/' ? strdup(path) : str_printf("/%s", path);
+}
+
 void *request_on_target(void *cls, const char *raw, struct MHD_Connection *mhd)
 {
     struct http_server *s = cls;
@@ -186,6 +212,8 @@ void *request_on_target(void *cls, const char *raw, struct MHD_Connection *mhd)
     c->phase = CONN_HEAD;
     c->since = r->started;
     DL_APPEND(s->requests, r);
+    if (s->gate.takes)
+        keep_target(r, raw);
     if (uri_parse(raw, &r->uri, &r->target_error) < 0 && r->target_error.code == 0)
         r->target_error.code = ERROR_INTERNAL;
     return r;
@@ -298,10 +326,11 @@ static enum MHD_Result on_body_end(struct http_request *r)
 enum MHD_Result request_on_access(void *cls, struct MHD_Connection *mhd, const char *url, const char *method,
                                   const char *version, const char *data, size_t *data_n, void **ctx)
 {
-    (void)cls, (void)mhd, (void)url, (void)version;
+    (void)cls, (void)mhd, (void)url;
     struct http_request *r = *ctx;
     if (!r || r->gone)
         return MHD_NO;
+    r->http_1_1 = strcmp(version, MHD_HTTP_VERSION_1_1) == 0;
     enum MHD_Result result = MHD_YES;
     r->in_call = true;
     if (r->state == REQUEST_HEAD)
@@ -360,6 +389,9 @@ void request_free(struct http_request *r)
         r->conn->request = NULL;
     reply_clear(r);
     ws_accept_free(r);
+    tunnel_accept_free(r);
+    free(r->target);
+    free(r->authority);
     buf_finish(&r->body);
     uri_finish(&r->uri);
     json_decref(r->json);

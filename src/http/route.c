@@ -99,6 +99,11 @@ int route_find(const struct route_table *t, const char *method, const struct uri
         const struct route *r = &t->routes[i];
         if (!matches(r, u))
             continue;
+        bool any = r->def->method[0] == '*';
+        if (any && !best)
+            best = r;
+        if (any)
+            continue;
         allow_add(allow, r->def->method);
         if (strcmp(r->def->method, "GET") == 0)
             allow_add(allow, "HEAD");

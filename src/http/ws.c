@@ -22,7 +22,6 @@
 #define OUT_MAX (1024 * 1024)       /* bytes of messages queued */
 #define OUT_CONTROL_MAX (64 * 1024) /* on top: answers to the peer's pings */
 #define DIRECT_MIN (8 * 1024)       /* from here on a message is written at once, without a copy */
-#define INPUT_BYTES (64 * 1024)
 
 enum ws_state {
     WS_OPEN,
@@ -355,7 +354,7 @@ static void read_input(struct http_ws *ws)
         use_input(ws);
         return;
     }
-    ssize_t n = recv(ws->fd, ws->server->ws_input, INPUT_BYTES, MSG_DONTWAIT);
+    ssize_t n = recv(ws->fd, ws->server->ws_input, UPGRADE_INPUT_BYTES, MSG_DONTWAIT);
     if (n < 0 && (errno == EAGAIN || errno == EINTR))
         return;
     if (n <= 0) {
@@ -408,9 +407,7 @@ static const struct wslay_event_callbacks callbacks = {
 static bool start_io(struct http_ws *ws, size_t message_max)
 {
     struct http_server *s = ws->server;
-    if (!s->ws_input)
-        s->ws_input = malloc(INPUT_BYTES);
-    if (!s->ws_input || wslay_event_context_server_init(&ws->wslay, &callbacks, ws) != 0)
+    if (!upgrade_input(s) || wslay_event_context_server_init(&ws->wslay, &callbacks, ws) != 0)
         return false;
     wslay_event_config_set_max_recv_msg_length(ws->wslay, message_max);
     int one = 1;
