@@ -78,11 +78,11 @@ static const struct {
     {"TransitionList", LIST("Transition")},
     {"Snapshot",
      "{'type':'object','required':['id','sandbox_id','name','kind','state','template','resources',"
-     "'generation','bytes','created_at'],'properties':{'id':" STRING ",'sandbox_id':" STRING
+     "'generation','bytes','packed_bytes','created_at'],'properties':{'id':" STRING ",'sandbox_id':" STRING
      ",'name':" STRING_OR_NULL ",'kind':{'type':'string','enum':['full','disk']},'state':{'type':'string',"
      "'enum':['creating','ready','failed']},'template':" REF("TemplateUsed") ",'resources':" REF(
-         "Resources") ",'generation':" INTEGER ",'bytes':{'type':['integer','null']},'created_at':" TIME
-                      "}}"},
+         "Resources") ",'generation':" INTEGER ",'bytes':{'type':['integer','null']},'packed_bytes':{'type':["
+                                               "'integer','null']},'created_at':" TIME "}}"},
     {"SnapshotList", LIST("Snapshot")},
     {"SnapshotCreate", "{'type':'object','additionalProperties':false,'properties':{'name':" STRING_OR_NULL
                        ",'kind':{'type':['string','null'],'enum':['full','disk',null],'default':'full'}}}"},

@@ -190,6 +190,12 @@ static uint64_t packed_size(int dir)
     return sum;
 }
 
+void snapshot_pack_clear(int dir_fd)
+{
+    (void)unlinkat(dir_fd, PACKED_NEW, 0);
+    (void)unlinkat(dir_fd, MEM_NEW, 0);
+}
+
 int snapshot_pack(struct privd *p, int dir_fd, const struct manifest *m, uint64_t *ret_bytes,
                   struct error *err)
 {
@@ -205,8 +211,7 @@ int snapshot_pack(struct privd *p, int dir_fd, const struct manifest *m, uint64_
             rc = write_holes(p, dir_fd, m, numbers, err);
         if (rc == 0)
             rc = exchange(p, dir_fd, m, err);
-        (void)unlinkat(dir_fd, PACKED_NEW, 0);
-        (void)unlinkat(dir_fd, MEM_NEW, 0);
+        snapshot_pack_clear(dir_fd);
     }
     if (rc == 0)
         *ret_bytes = packed_size(dir_fd);

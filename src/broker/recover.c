@@ -16,6 +16,7 @@
 #include "base/proc.h"
 #include "base/str.h"
 #include "broker/privd.h"
+#include "broker/snapshot.h"
 #include "vm/qemu_argv.h"
 
 #define KILL_ROUNDS 200
@@ -136,11 +137,12 @@ static int own_golden(struct privd *p, const char *name, struct error *err)
 static int own_snapshot(struct privd *p, const char *name, struct error *err)
 {
     char path[NAME_MAX + 16];
-    char manifest[NAME_MAX + 32];
     (void)snprintf(path, sizeof(path), "snapshots/%s", name);
-    (void)snprintf(manifest, sizeof(manifest), "%s/manifest", path);
-    if (faccessat(p->pool_fd, manifest, F_OK, 0) == 0)
+    AUTO_CLOSE int dir = openat(p->pool_fd, path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (dir >= 0 && faccessat(dir, "manifest", F_OK, 0) == 0) {
+        snapshot_pack_clear(dir);
         return own_dir(p, path, err);
+    }
     LOG(LOG_INFO, "a snapshot that was not finished is removed", "snapshot=%s", name);
     return pool_discard(p, path, err);
 }

@@ -441,10 +441,14 @@ static void copied(struct sandboxes *s, struct call *c)
 static void begin(struct sandboxes *s, struct sandbox *sb)
 {
     const struct snapshot *sn = sb->capture->snapshot;
+    struct snapshot *image = snapshot_get(s, sb->image);
     struct broker *b = s->config.broker;
     flow_phase(s, sb, "preparing the snapshot");
     step_set(sb, STEP_BEGIN, 0);
-    if (sb->state == SANDBOX_SUSPENDED && sn->kind == BROKER_SNAPSHOT_FULL)
+    bool copy = sb->state == SANDBOX_SUSPENDED && sn->kind == BROKER_SNAPSHOT_FULL;
+    if (copy && image)
+        snapshot_used(s, image);
+    if (copy)
         broker_snapshot_copy(b, sb->image, sn->id, errand_done, errand_new(s, sb, copied));
     else
         broker_snapshot_begin(b, sn->id, sb->id, sn->kind, errand_done, errand_new(s, sb, begun));

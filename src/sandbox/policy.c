@@ -228,6 +228,7 @@ static void sweep(struct sandboxes *s, struct call *c)
     }
     operations_expire(s);
     capacity_tick(s);
+    pack_tick(s);
 }
 
 void policy_tick(struct loop_timer *t)

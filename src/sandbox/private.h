@@ -173,7 +173,10 @@ struct snapshot {
     json_t *env;       /* owned object */
     json_t *processes; /* owned, or NULL: none */
     uint64_t bytes;
+    uint64_t packed_bytes; /* 0: not packed */
     int64_t created_ms;
+    int64_t used_ms; /* last needed, by this daemon; 0: not yet */
+    int64_t pack_ms; /* not packed before this */
     unsigned uses;
     bool gone; /* put away: no record any more */
     struct sandboxes *all;
@@ -340,8 +343,9 @@ struct sandboxes {
     struct snapshot *snapshots_by_id;
     struct snapshot *snapshots; /* newest first; also hidden ones and those put away but in use */
     struct fork *forks;
-    struct sandbox *turns; /* wait to be started from a snapshot, oldest first */
-    unsigned starts;       /* being started from snapshots */
+    struct sandbox *turns;    /* wait to be started from a snapshot, oldest first */
+    unsigned starts;          /* being started from snapshots */
+    struct snapshot *packing; /* held; NULL: none */
     struct sandbox_process_hooks hooks;
     void *hooks_arg;
     char *pool_path; /* the config's */
@@ -466,6 +470,11 @@ void snapshots_destroy(struct sandboxes *s);
 /* What sb keeps to go on from: forgotten, and removed when it is its own. */
 void image_drop(struct sandboxes *s, struct sandbox *sb);
 
+/* pack.c */
+/* Its memory is needed now: it will be whole, and not packed again for a while. */
+void snapshot_used(struct sandboxes *s, struct snapshot *sn);
+void pack_tick(struct sandboxes *s);
+
 /* capture.c: suspend, snapshot, and the parent's part of a fork */
 /* Gives sb a capture that makes sn (whose hold it takes over). */
 void capture_new(struct sandbox *sb, struct snapshot *sn, struct fork *fork);
@@ -484,7 +493,7 @@ void capture_quiesced(struct sandboxes *s, struct sandbox *sb, const struct erro
 /* restore.c: VMs that go on from a snapshot */
 void restore_begin(struct sandboxes *s, struct call *c);
 void restore_from_image(struct sandboxes *s, struct sandbox *sb); /* parked, disk as it has to be */
-void boot_from(struct sandboxes *s, struct sandbox *sb, const struct snapshot *sn);
+void boot_from(struct sandboxes *s, struct sandbox *sb, struct snapshot *sn);
 void boot_refused(struct sandboxes *s, struct sandbox *sb, struct error *err);
 /* Nothing was begun yet: the sandbox is what it was before. */
 void never_begun(struct sandboxes *s, struct sandbox *sb, const struct error *err);

@@ -158,7 +158,7 @@ static void on_up(void *arg, const struct error *err)
     call_answer(arg, up, err);
 }
 
-void boot_from(struct sandboxes *s, struct sandbox *sb, const struct snapshot *sn)
+void boot_from(struct sandboxes *s, struct sandbox *sb, struct snapshot *sn)
 {
     struct error err = ERROR_INIT;
     flow_phase(s, sb, "starting the VM");
@@ -168,6 +168,7 @@ void boot_from(struct sandboxes *s, struct sandbox *sb, const struct snapshot *s
         boot_refused(s, sb, &err);
         return;
     }
+    snapshot_used(s, sn);
     sb->parked = false;
     step_set(sb, STEP_LAUNCH, SNAPSHOT_LAUNCH_MS);
     vm_launch(sb->vm, on_up, sb);
@@ -178,7 +179,7 @@ void boot_from(struct sandboxes *s, struct sandbox *sb, const struct snapshot *s
 void restore_from_image(struct sandboxes *s, struct sandbox *sb)
 {
     struct error err = ERROR_INIT;
-    const struct snapshot *sn = snapshot_get(s, sb->image);
+    struct snapshot *sn = snapshot_get(s, sb->image);
     if (sn) {
         boot_from(s, sb, sn);
         return;

@@ -61,6 +61,7 @@ struct sandboxes_config {
     uint32_t default_vcpus, default_memory_mib, default_disk_mib;
     uint32_t max_vcpus, max_memory_mib_each, max_disk_mib;
     unsigned retention_s; /* deleted and failed sandboxes and finished operations are kept this long */
+    unsigned pack_after_s;        /* a snapshot that was not needed for this long is packed; 0: never */
     unsigned expired_retention_s; /* those suspended at the end of their lifetime; 0: retention_s */
     /* What a sandbox gets that does not say: 0 is none, on_idle is only for one with a timeout. */
     int64_t default_idle_timeout_s;
@@ -151,7 +152,7 @@ const char *snapshot_id(const struct snapshot *sn);
 const char *snapshot_sandbox_id(const struct snapshot *sn);
 const char *snapshot_project(const struct snapshot *sn);
 /* New reference: {id, sandbox_id, name, kind, state: creating|ready|failed, template: {ref, digest},
- * resources, generation, bytes, created_at}. */
+ * resources, generation, bytes, packed_bytes|null, created_at}. */
 json_t *snapshot_json(const struct snapshot *sn);
 
 /* Deletes it. What is being made from it is finished first. ERROR_CONFLICT while it is being made, or while a

@@ -34,13 +34,14 @@ void snapshot_save(struct sandboxes *s, const struct snapshot *sn)
 {
     json_t *processes = sn->processes ? json_incref(sn->processes) : json_null();
     AUTO_JSON json_t *r = json_made(json_pack(
-        "{s:i, s:I, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:o, s:o, s:I, s:O, s:o, s:I, s:I}",      //
+        "{s:i, s:I, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:o, s:o, s:I, s:O, s:o, s:I, s:I, s:I}", //
         "v", RECORD_VERSION, "seq", (json_int_t)sn->seq, "sandbox", sn->sandbox_id,                        //
         "project", sn->project, "name", sn->name, "purpose", purposes[sn->purpose],                        //
         "state", states[sn->state], "kind", kinds[sn->kind], "ref", sn->ref, "digest", sn->digest,         //
         "platform", sn->platform, "compat", compat_json(&sn->compat),                                      //
         "resources", resources_json(&sn->shape), "generation", (json_int_t)sn->generation, "env", sn->env, //
-        "processes", processes, "bytes", (json_int_t)sn->bytes, "created_ms", (json_int_t)sn->created_ms));
+        "processes", processes, "bytes", (json_int_t)sn->bytes, "created_ms", (json_int_t)sn->created_ms,
+        "packed_bytes", (json_int_t)sn->packed_bytes));
     store_put(s->config.store, STORE_SNAPSHOT, sn->id, sn->sandbox_id, r);
 }
 
@@ -75,6 +76,7 @@ static bool load_fields(struct snapshot *sn, const json_t *body)
     sn->generation = (uint64_t)record_number(body, "generation");
     sn->bytes = (uint64_t)record_number(body, "bytes");
     sn->created_ms = record_number(body, "created_ms");
+    sn->packed_bytes = (uint64_t)record_number(body, "packed_bytes"); /* 0 in records of earlier releases */
     return load_words(sn, body) && load_machine(sn, body) &&
            record_text(body, "sandbox", sn->sandbox_id, sizeof(sn->sandbox_id)) &&
            record_text(body, "project", sn->project, sizeof(sn->project)) &&
@@ -441,14 +443,16 @@ json_t *snapshot_json(const struct snapshot *sn)
 {
     char digest[8 + BROKER_DIGEST_SIZE];
     json_t *name = *sn->name ? json_string(sn->name) : json_null();
+    json_t *packed = sn->packed_bytes ? json_integer((json_int_t)sn->packed_bytes) : json_null();
     (void)snprintf(digest, sizeof(digest), "sha256:%s", sn->digest);
-    return json_made(json_pack("{s:s, s:s, s:o, s:s, s:s, s:{s:s, s:s}, s:o, s:I, s:I, s:o}", //
-                               "id", sn->id, "sandbox_id", sn->sandbox_id, "name", name,      //
-                               "kind", kinds[sn->kind], "state", states[sn->state],           //
-                               "template", "ref", sn->ref, "digest", digest,                  //
-                               "resources", resources_json(&sn->shape),                       //
-                               "generation", (json_int_t)sn->generation,                      //
-                               "bytes", (json_int_t)sn->bytes, "created_at", json_time(sn->created_ms)));
+    return json_made(json_pack("{s:s, s:s, s:o, s:s, s:s, s:{s:s, s:s}, s:o, s:I, s:I, s:o, s:o}", //
+                               "id", sn->id, "sandbox_id", sn->sandbox_id, "name", name,           //
+                               "kind", kinds[sn->kind], "state", states[sn->state],                //
+                               "template", "ref", sn->ref, "digest", digest,                       //
+                               "resources", resources_json(&sn->shape),                            //
+                               "generation", (json_int_t)sn->generation,                           //
+                               "bytes", (json_int_t)sn->bytes, "packed_bytes", packed, "created_at",
+                               json_time(sn->created_ms)));
 }
 
 /* Who depends on it: keeps it as what it goes on from, or is on its way back to it. */

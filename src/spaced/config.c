@@ -72,6 +72,8 @@ static const struct key keys[] = {
      "how long a request waits for its sandbox to be woken"},
     {"expired_retention_s", NUMBER, AT(expired_retention_s), "2592000", 1, 31536000, NULL,
      "how long a sandbox that was suspended at the end of its lifetime is kept"},
+    {"snapshot_pack_after_s", NUMBER, AT(snapshot_pack_after_s), "86400", 0, 31536000, NULL,
+     "how long a snapshot was not needed when its memory is compressed; 0: never"},
     {"warm_per_golden", NUMBER, AT(warm_per_golden), "2", 0, 64, NULL,
      "VMMs kept ready for each template and shape in use"},
     {"warm_total", NUMBER, AT(warm_total), "8", 0, 512, NULL, "VMMs kept ready over all"},

@@ -38,6 +38,7 @@ struct config {
     char default_auto_wake[CONFIG_TEXT_MAX];
     uint64_t wake_timeout_s;
     uint64_t expired_retention_s;
+    uint64_t snapshot_pack_after_s;
     uint64_t warm_per_golden;
     uint64_t warm_total;
     uint64_t retention_s;

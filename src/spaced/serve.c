@@ -150,6 +150,7 @@ static void set_policy(struct sandboxes_config *config, const struct config *c)
     config->default_max_lifetime_s = (int64_t)c->default_max_lifetime_s;
     config->default_auto_wake = strcmp(c->default_auto_wake, "yes") == 0;
     config->expired_retention_s = (unsigned)c->expired_retention_s;
+    config->pack_after_s = (unsigned)c->snapshot_pack_after_s;
     config->host_memory = memory_available;
     config->memory_reserve_mib = c->memory_reserve_mib;
     config->pool_info = broker_info;

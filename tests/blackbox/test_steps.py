@@ -8,11 +8,10 @@ import http.client
 import os
 import random
 import signal
-import time
 
 from harness import host
 from harness.api import Sandbox
-from harness.case import OwnServerTest, limit
+from harness.case import FaultTest, limit
 from harness.wait import until
 
 PICK = os.environ.get("SPACE_STEPS", "")
@@ -68,33 +67,9 @@ VERBS = {
 }
 
 
-class Steps(OwnServerTest):
+class Steps(FaultTest):
     # No warm VMs: what passes a point is the verb that was asked for.
     config = {"warm_per_golden": 0}
-
-    def setUp(self):
-        cls = type(self)
-        if cls._server is None or not cls._server.alive():
-            self.drop()
-            from harness import server
-            one = cls._server = server.Server(config=self.config)
-            one.arm = os.path.join(one.base, "arm")
-            one.passed = os.path.join(one.base, "passed")
-            for path in (one.arm, one.passed):
-                with open(path, "w", encoding="ascii"):
-                    pass
-                os.chmod(path, 0o666)
-            one.env = {"SPACE_FAULT": f"@{one.arm}", "SPACE_FAULT_LOG": one.passed}
-            one.start()
-            one.with_busybox()
-        self.server, self.api = cls._server, cls._server.api
-
-    def arm(self, text):
-        with open(self.server.arm, "w", encoding="ascii") as out:
-            out.write(text)
-
-    def passed(self):
-        return host.read(self.server.passed).split()
 
     def points(self, verb):
         """The points a verb passes, in order, each once."""
@@ -139,10 +114,6 @@ class Steps(OwnServerTest):
             for vmm in self.server.vmms():
                 os.kill(vmm.pid, signal.SIGKILL)
         return operation
-
-    def again(self):
-        self.server.kill()
-        self.server.start()
 
     # --- what must be true afterwards ---
     def settled(self):

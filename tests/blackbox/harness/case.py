@@ -1,7 +1,8 @@
 """Base classes of the tests."""
+import os
 import unittest
 
-from . import server
+from . import host, server
 from .api import Sandbox
 from .wait import until
 
@@ -106,3 +107,34 @@ class OwnServerTest(SpaceTest):
         one, cls._server = cls._server, None
         if one is not None:
             one.close()
+
+
+class FaultTest(OwnServerTest):
+    """A server whose programs can be made to die at named points (src/base/fault.h)."""
+
+    def setUp(self):
+        cls = type(self)
+        if cls._server is None or not cls._server.alive():
+            self.drop()
+            one = cls._server = server.Server(config=self.config)
+            one.arm = os.path.join(one.base, "arm")
+            one.passed = os.path.join(one.base, "passed")
+            for path in (one.arm, one.passed):
+                with open(path, "w", encoding="ascii"):
+                    pass
+                os.chmod(path, 0o666)
+            one.env = {"SPACE_FAULT": f"@{one.arm}", "SPACE_FAULT_LOG": one.passed}
+            one.start()
+            one.with_busybox()
+        self.server, self.api = cls._server, cls._server.api
+
+    def arm(self, text):
+        with open(self.server.arm, "w", encoding="ascii") as out:
+            out.write(text)
+
+    def passed(self):
+        return host.read(self.server.passed).split()
+
+    def again(self):
+        self.server.kill()
+        self.server.start()

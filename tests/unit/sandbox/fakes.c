@@ -766,6 +766,13 @@ void broker_snapshot_seal(struct broker *b, const char *snapshot,
     ask_counted(FAKE_SEAL, snapshot, done, arg);
 }
 
+void broker_snapshot_pack(struct broker *b, const char *snapshot,
+                          void (*done)(void *arg, const struct error *err, uint64_t bytes), void *arg)
+{
+    (void)b;
+    ask_counted(FAKE_PACK, snapshot, done, arg);
+}
+
 void broker_snapshot_copy(struct broker *b, const char *from, const char *to, broker_done done, void *arg)
 {
     (void)b;
