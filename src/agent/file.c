@@ -15,7 +15,10 @@
 #define RING_SIZE 262144
 #define CHILD_DATA 3
 #define CHILD_CONTROL 4
+/* For the child of a closed operation to end by itself: one that has half of something to clear away is not
+ * killed before. */
 #define CLOSE_GRACE_NS (5 * CLOCK_NS_PER_S)
+#define TIDY_GRACE_NS (60 * CLOCK_NS_PER_S)
 
 struct file *file_find(struct agent *a, uint32_t channel)
 {
@@ -90,9 +93,9 @@ static void let_go(struct file *f)
         (void)close(f->control);
     f->control = -1;
     f->channel = 0;
-    if (f->pid && !f->writes)
+    if (f->pid && !f->tidies)
         (void)kill(f->pid, SIGKILL);
-    f->kill_at = f->pid ? clock_mono_ns() + CLOSE_GRACE_NS : 0;
+    f->kill_at = f->pid ? clock_mono_ns() + (f->tidies ? TIDY_GRACE_NS : CLOSE_GRACE_NS) : 0;
     check_over(f);
 }
 
@@ -235,7 +238,7 @@ static int start_child(struct file *f, struct file_job *job)
     return 0;
 }
 
-static void refuse(struct agent *a, uint32_t channel, const char *why)
+static const char *refuse(struct agent *a, uint32_t channel, const char *why)
 {
     struct buf body;
     buf_init(&body, 1024);
@@ -243,11 +246,25 @@ static void refuse(struct agent *a, uint32_t channel, const char *why)
     (void)proto_put_string(&body, PROTO_F_MESSAGE, why);
     (void)link_send(&a->link, PROTO_FILE_DONE, channel, &body);
     buf_finish(&body);
+    return NULL;
 }
 
 static bool is_write(uint32_t op)
 {
     return op == PROTO_OP_WRITE || op == PROTO_OP_ARCHIVE_WRITE;
+}
+
+static bool tidies(uint32_t op)
+{
+    return is_write(op) || op == PROTO_OP_COPY || op == PROTO_OP_MOVE;
+}
+
+static unsigned count_watches(const struct agent *a)
+{
+    unsigned n = 0;
+    for (const struct file *f = a->files; f; f = f->next)
+        n += f->watches;
+    return n;
 }
 
 static struct file_job job_of(const struct proto_fields *m)
@@ -274,16 +291,18 @@ const char *file_start(struct agent *a, uint32_t channel, const struct proto_fie
     struct file_job job = job_of(m);
     if (job.op < PROTO_OP_STAT || job.op >= PROTO_OP_END || (job.op > PROTO_OP_WRITE && a->link.version < 3))
         return "a file operation that does not exist";
+    if (job.op == PROTO_OP_WATCH && count_watches(a) >= PROTO_WATCHES_MAX)
+        return refuse(a, channel, "the limit of 16 watches at a time has been reached");
     struct file *f = a->file_count < PROTO_FILES_MAX ? malloc(sizeof(*f)) : NULL;
-    if (!f) {
-        refuse(a, channel, "the limit of 64 file operations at a time has been reached");
-        return NULL;
-    }
+    if (!f)
+        return refuse(a, channel, "the limit of 64 file operations at a time has been reached");
     memset(f, 0, sizeof(*f));
     f->agent = a;
     f->channel = channel;
     f->control = -1;
     f->writes = is_write(job.op);
+    f->tidies = tidies(job.op);
+    f->watches = job.op == PROTO_OP_WATCH;
     in_init(&f->in, -1, PROTO_WRITE_WINDOW, false);
     out_init(&f->out, PROTO_FILE_DATA, -1, RING_SIZE);
     f->next = a->files;

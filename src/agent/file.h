@@ -16,6 +16,8 @@ struct file {
     struct out out;
     struct in in;
     bool writes;
+    bool tidies; /* its child may have half of something to clear away: it sees its pipes end, and does */
+    bool watches;
     bool committed; /* the host has given all; the child is told when the data is through */
     bool tell_opened, done, told_done;
     int code; /* enum error_code of the end */

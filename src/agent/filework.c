@@ -2,7 +2,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <poll.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,12 +10,12 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "agent/filetree.h"
 #include "agent/user.h"
 #include "base/cleanup.h"
 #include "base/str.h"
 
 #define COPY_SIZE 1048576
-#define DEPTH_MAX 256 /* directories below each other that a removal goes down */
 
 static void report(const struct file_job *j, const struct file_report *r)
 {
@@ -158,48 +157,19 @@ static int do_mkdir(const struct file_job *j)
     return 0;
 }
 
-/* Empties a directory without following links; fd is consumed. 0 or -1 with errno. */
-static int empty_directory(int fd, unsigned depth)
+static int remove_one(const struct work_place *p)
 {
-    AUTO_CLOSEDIR DIR *d = depth < DEPTH_MAX ? fdopendir(fd) : NULL;
-    struct dirent *e;
-    int kept = 0;
-    if (!d) {
-        (void)close(fd);
-        errno = depth < DEPTH_MAX ? errno : ELOOP;
-        return -1;
-    }
-    while ((e = readdir(d))) {
-        if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0)
-            continue;
-        if (unlinkat(dirfd(d), e->d_name, 0) == 0)
-            continue;
-        if (errno != EISDIR && errno != EPERM) {
-            kept = kept ? kept : errno;
-            continue;
-        }
-        int sub = openat(dirfd(d), e->d_name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-        if (sub < 0 || empty_directory(sub, depth + 1) < 0 || unlinkat(dirfd(d), e->d_name, AT_REMOVEDIR) < 0)
-            kept = kept ? kept : errno;
-    }
-    errno = kept;
-    return kept ? -1 : 0;
+    if (unlinkat(p->dir, p->name, 0) == 0)
+        return 0;
+    return errno == EISDIR ? unlinkat(p->dir, p->name, AT_REMOVEDIR) : -1;
 }
 
 static int do_remove(const struct file_job *j)
 {
-    struct stat st;
-    if (lstat(j->path, &st) < 0)
+    CLEANUP(work_place_finish) struct work_place p = {.dir = -1};
+    if (work_find_place(j->path, false, &p) < 0 ||
+        (j->recursive ? tree_remove(p.dir, p.name) : remove_one(&p)) < 0)
         return work_failed(j, errno, "cannot remove");
-    if (S_ISDIR(st.st_mode)) {
-        int fd = j->recursive ? open(j->path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC) : -1;
-        if (j->recursive && (fd < 0 || empty_directory(fd, 0) < 0))
-            return work_failed(j, errno, "cannot empty the directory");
-        if (rmdir(j->path) < 0)
-            return work_failed(j, errno, "cannot remove the directory");
-    } else if (unlink(j->path) < 0) {
-        return work_failed(j, errno, "cannot remove");
-    }
     work_succeeded(j, NULL);
     return 0;
 }
@@ -250,98 +220,6 @@ static int do_read(const struct file_job *j)
     return 0;
 }
 
-struct target {
-    char *path;                /* owned: where the file goes, links resolved */
-    char temp[WORK_TEMP_SIZE]; /* name of the temporary file in dir */
-    int dir;                   /* owned */
-    const char *name;
-    bool replaces;
-    struct stat old;
-};
-
-static void target_finish(struct target *t)
-{
-    free(t->path);
-    if (t->dir >= 0)
-        (void)close(t->dir);
-}
-
-static int find_target(const struct file_job *j, struct target *t)
-{
-    t->path = realpath(j->path, NULL); /* a link is written through, not replaced */
-    if (!t->path && !(t->path = strdup(j->path)))
-        return work_failed(j, ENOMEM, "cannot write the file");
-    if (j->recursive && work_make_parents(t->path) < 0)
-        return work_failed(j, errno, "cannot make a parent directory");
-    char *slash = strrchr(t->path, '/');
-    t->name = slash + 1;
-    if (!*t->name)
-        return work_failed(j, EISDIR, "cannot write the file");
-    *slash = '\0';
-    t->dir = open(slash == t->path ? "/" : t->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (t->dir < 0)
-        return work_failed(j, errno, "cannot open the directory");
-    t->replaces = fstatat(t->dir, t->name, &t->old, 0) == 0;
-    if (t->replaces && S_ISDIR(t->old.st_mode))
-        return work_failed(j, EISDIR, "cannot write the file");
-    if (t->replaces && !S_ISREG(t->old.st_mode))
-        return work_failed(j, EINVAL, "not a regular file");
-    if (t->replaces && faccessat(t->dir, t->name, W_OK, AT_EACCESS) < 0)
-        return work_failed(j, errno, "cannot write the file");
-    return 0;
-}
-
-static int open_temp(const struct file_job *j, struct target *t)
-{
-    if (work_temp_name(t->temp) < 0)
-        return work_failed(j, errno, "no random numbers yet");
-    int fd = openat(t->dir, t->temp, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
-    return fd >= 0 ? fd : work_failed(j, errno, "cannot create a file in the directory");
-}
-
-static int copy_in(const struct file_job *j, int fd)
-{
-    for (;;) {
-        ssize_t n = splice(j->data, NULL, fd, NULL, COPY_SIZE, SPLICE_F_MOVE);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0)
-            return work_failed(j, errno, "cannot write the file");
-        if (n == 0)
-            return 0;
-    }
-}
-
-static int put_in_place(const struct file_job *j, const struct target *t, int fd, struct stat *ret)
-{
-    mode_t mode = j->mode != UINT32_MAX ? j->mode & 07777 : t->replaces ? t->old.st_mode & 07777 : 0644;
-    if (t->replaces && geteuid() == 0 && fchown(fd, t->old.st_uid, t->old.st_gid) < 0)
-        return work_failed(j, errno, "cannot keep the file's owner");
-    if (fchmod(fd, mode) < 0 || fsync(fd) < 0 || fstat(fd, ret) < 0)
-        return work_failed(j, errno, "cannot finish the file");
-    if (renameat(t->dir, t->temp, t->dir, t->name) < 0)
-        return work_failed(j, errno, "cannot put the file in place");
-    (void)fsync(t->dir); /* the file is there; some file systems cannot sync a directory */
-    return 0;
-}
-
-static int do_write(const struct file_job *j)
-{
-    CLEANUP(target_finish) struct target t = {.dir = -1};
-    struct stat st;
-    if (find_target(j, &t) < 0)
-        return -1;
-    AUTO_CLOSE int fd = open_temp(j, &t);
-    if (fd < 0)
-        return -1;
-    if (copy_in(j, fd) < 0 || !work_committed(j) || put_in_place(j, &t, fd, &st) < 0) {
-        (void)unlinkat(t.dir, t.temp, 0);
-        return -1;
-    }
-    work_succeeded(j, &st);
-    return 0;
-}
-
 /* The owner to give, by the guest's own files. */
 static int find_owner(struct file_job *j)
 {
@@ -379,7 +257,12 @@ void file_work(struct file_job *j)
         [PROTO_OP_REMOVE] = do_remove,
         [PROTO_OP_MKDIR] = do_mkdir,
         [PROTO_OP_READ] = do_read,
-        [PROTO_OP_WRITE] = do_write,
+        [PROTO_OP_WRITE] = write_work,
+        [PROTO_OP_LIST] = list_work,
+        [PROTO_OP_MOVE] = move_work,
+        [PROTO_OP_COPY] = copy_work,
+        [PROTO_OP_CHMOD] = chmod_work,
+        [PROTO_OP_SYMLINK] = symlink_work,
         [PROTO_OP_WATCH] = watch_work,
         [PROTO_OP_ARCHIVE_READ] = archive_read_work,
         [PROTO_OP_ARCHIVE_WRITE] = archive_write_work,

@@ -53,8 +53,40 @@ int work_make_parents(char *path);
  * errno. */
 int work_temp_name(char to[WORK_TEMP_SIZE]);
 
-/* --- the operations of other files: each reports its end. Their result is for the caller's convenience ---
- */
+/* Whether the host has closed the operation: one that changes much stops then, and clears away what is half
+ * made. */
+bool work_abandoned(const struct file_job *j);
+
+/* The directory and the name in it that an absolute path means. */
+struct work_place {
+    char *path; /* owned */
+    int dir;    /* owned: O_PATH */
+    const char *name;
+};
+
+void work_place_finish(struct work_place *p);
+
+/* Finds it, with parents made when asked for. Slashes at the end are dropped; links are followed but for the
+ * last name, which is not empty, "." or "..": EINVAL. 0, or -1 with errno. */
+int work_find_place(const char *path, bool parents, struct work_place *ret);
+
+/* Makes the file, link or directory from (in from_dir) stand at `to` instead, at once: what is no directory
+ * there gives way when `replace` says so. 0, or -1 with errno (EEXIST, EISDIR, EXDEV); nothing is changed
+ * then. */
+int work_put_in_place(int from_dir, const char *from, const struct work_place *to, bool replace);
+
+/* Sees to it that a directory's entries are on the disk, as far as its file system can. */
+void work_sync_dir(int dir);
+
+/* --- the operations of other files; each reports its own end --- */
+#define WORK_LIST_MAX 10000 /* entries of one listing */
+
+int list_work(const struct file_job *j);
+int write_work(const struct file_job *j);
+int copy_work(const struct file_job *j);
+int move_work(const struct file_job *j);
+int symlink_work(const struct file_job *j);
+int chmod_work(const struct file_job *j);
 int archive_read_work(const struct file_job *j);
 int archive_write_work(const struct file_job *j);
 /* Ends by itself when what is watched is gone; by SIGKILL when the host closes it. Also when nobody reads
