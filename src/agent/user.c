@@ -157,6 +157,27 @@ int user_find_group(int etc_fd, const char *who, gid_t *ret)
     return 0;
 }
 
+bool user_name(int etc_fd, uid_t uid, char ret[USER_NAME_MAX])
+{
+    struct user u = {.uid = 0};
+    if (!from_passwd(etc_fd, NULL, true, uid, &u) && uid != 0)
+        return false;
+    return str_copy(ret, USER_NAME_MAX, u.name[0] ? u.name : "root");
+}
+
+bool user_group_name(int etc_fd, gid_t gid, char ret[USER_NAME_MAX])
+{
+    AUTO_FREE char *text = read_text(etc_fd, "group");
+    char *rest = text, *line;
+    uint32_t id;
+    while (rest && (line = strsep(&rest, "\n"))) {
+        char *f[GROUP_FIELDS];
+        if (split(line, f, GROUP_FIELDS) == GROUP_FIELDS && number(f[2], &id) && id == gid && f[0][0])
+            return str_copy(ret, USER_NAME_MAX, f[0]);
+    }
+    return gid == 0 && str_copy(ret, USER_NAME_MAX, "root");
+}
+
 int user_find_owner(int etc_fd, const char *spec, uid_t *ret_uid, gid_t *ret_gid)
 {
     AUTO_FREE char *who = strdup(spec);

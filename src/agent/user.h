@@ -28,6 +28,10 @@ int user_find(int etc_fd, const char *who, struct user *ret);
 /* Finds a group by name or number (any number is one). 0, or -1: no such group. */
 int user_find_group(int etc_fd, const char *who, gid_t *ret);
 
+/* The name that a number has; root always has one. False: none, or one that is too long. */
+bool user_name(int etc_fd, uid_t uid, char ret[USER_NAME_MAX]);
+bool user_group_name(int etc_fd, gid_t gid, char ret[USER_NAME_MAX]);
+
 /* What "USER", "USER:GROUP", ":GROUP" and "USER:" (with the group that the user logs in with) mean, names or
  * numbers; what is not named is left as -1. 0, or -1: there is no such user or group. */
 int user_find_owner(int etc_fd, const char *spec, uid_t *ret_uid, gid_t *ret_gid);
