@@ -50,6 +50,7 @@ struct http_conn {
     enum conn_phase phase;
     int64_t since; /* monotonic ns */
     struct http_request *request;
+    bool given_up;       /* its end is this server's doing */
     bool overlooked;     /* the last sweep found something the library does not see (sweep.c) */
     int64_t progress;    /* of the request, then */
     struct loop_fd gone; /* watches for the end of the connection while it is suspended */

@@ -360,6 +360,10 @@ void http_stream_start(struct http_request *r, unsigned status, const char *cont
     r->response = MHD_create_response_from_callback(length == UINT64_MAX ? MHD_SIZE_UNKNOWN : length,
                                                     STREAM_BLOCK, on_fill, r, NULL);
     if (r->response) {
+        /* Version 0.9.75 of the library sends the last chunk of a body that it does not send: the next answer
+         * on the connection would begin with it. */
+        if (length == UINT64_MAX && (strcmp(r->method, "HEAD") == 0 || status == 304))
+            (void)MHD_set_response_options(r->response, MHD_RF_HTTP_VERSION_1_0_ONLY, MHD_RO_END);
         if (content_type)
             (void)MHD_add_response_header(r->response, "Content-Type", content_type);
         reply_apply_headers(r, r->response);

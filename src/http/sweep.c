@@ -68,7 +68,9 @@ void sweep_connections(struct http_server *s)
     DL_FOREACH(s->conns, c)
     {
         if (lost_sight_of(c) || vanished(s, c) ||
-            (now - c->since) / CLOCK_NS_PER_MS > phase_limit_ms(s, c->phase))
+            (now - c->since) / CLOCK_NS_PER_MS > phase_limit_ms(s, c->phase)) {
+            c->given_up = true;
             (void)shutdown(c->fd, SHUT_RDWR);
+        }
     }
 }

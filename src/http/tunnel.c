@@ -23,6 +23,7 @@ struct tunnel_accept {
 struct http_tunnel {
     struct http_tunnel *prev, *next;
     struct http_server *server;
+    const struct http_conn *conn; /* outlives this */
     struct MHD_UpgradeResponseHandle *upgrade;
     int fd;
     struct loop_fd watch;
@@ -196,6 +197,8 @@ static void read_input(struct http_tunnel *t)
     ssize_t n = recv(t->fd, t->server->ws_input, UPGRADE_INPUT_BYTES, MSG_DONTWAIT);
     if (n > 0) {
         give(t, t->server->ws_input, (size_t)n);
+    } else if (n == 0 && t->conn->given_up) {
+        tunnel_end(t, false);
     } else if (n == 0) {
         t->peer_ended = true;
         t->events->end(t);
@@ -261,15 +264,17 @@ static void on_ready(struct loop_fd *w, uint32_t events)
 
 /* --- the start --- */
 
-static struct http_tunnel *tunnel_create(struct http_server *s, int fd,
-                                         struct MHD_UpgradeResponseHandle *upgrade,
-                                         const struct tunnel_accept *accept, const void *extra,
+static struct http_tunnel *tunnel_create(const struct http_request *r, int fd,
+                                         struct MHD_UpgradeResponseHandle *upgrade, const void *extra,
                                          size_t extra_n)
 {
+    struct http_server *s = r->server;
+    const struct tunnel_accept *accept = r->tunnel;
     struct http_tunnel *t = upgrade_input(s) ? calloc(1, sizeof(*t)) : NULL;
     if (!t)
         return NULL;
     t->server = s;
+    t->conn = r->conn;
     t->fd = fd;
     t->upgrade = upgrade;
     t->events = accept->events;
@@ -296,7 +301,7 @@ static void on_upgrade(void *cls, struct MHD_Connection *mhd, void *request, con
     struct http_server *s = r->server;
     struct tunnel_accept accept = *r->tunnel;
     r->state = REQUEST_UPGRADED;
-    struct http_tunnel *t = s->stopping ? NULL : tunnel_create(s, fd, upgrade, &accept, extra, extra_n);
+    struct http_tunnel *t = s->stopping ? NULL : tunnel_create(r, fd, upgrade, extra, extra_n);
     r->in_call = true;
     if (t)
         accept.opened(t, accept.arg);
