@@ -10,37 +10,57 @@
 #define TELL_BYTES (64u << 10)
 #define WRITE_CREDIT_MAX (4u << 20)
 
-struct file_request {
-    uint32_t op;
-    const char *user, *path;
-    uint32_t mode;
-    bool recursive;
-    uint64_t offset, length;
-};
-
-static int put_request(struct guest *g, uint32_t channel, const struct file_request *r, struct error *err)
+static int check_request(const struct guest *g, const struct file_request *r, struct error *err)
 {
-    struct buf body;
     if (strlen(r->path) + 1 > PROTO_PATH_MAX || r->path[0] != '/')
         return error_field(err, ERROR_INVALID, "path", "the path must be absolute and shorter than %d bytes",
                            PROTO_PATH_MAX);
     if (r->user && strlen(r->user) + 1 > 256)
         return error_field(err, ERROR_INVALID, "user", "the user's name is too long");
+    if (r->owner && strlen(r->owner) + 1 > 256)
+        return error_field(err, ERROR_INVALID, "owner", "the owner's name is too long");
+    if (r->target && strlen(r->target) + 1 > PROTO_PATH_MAX)
+        return error_field(err, ERROR_INVALID, r->target_field, "%s must be shorter than %d bytes",
+                           r->target_field, PROTO_PATH_MAX);
+    if (r->after && strlen(r->after) + 1 > PROTO_PATH_MAX)
+        return error_field(err, ERROR_INVALID, "after", "the place to go on at must be shorter than %d bytes",
+                           PROTO_PATH_MAX);
     if (g->link != LINK_READY)
         return error_set(err, ERROR_UNAVAILABLE, "the guest is not connected");
+    if (g->version < 3 && (r->op > PROTO_OP_WRITE || r->owner))
+        return error_set(err, ERROR_UNSUPPORTED,
+                         "the guest was started by an earlier release, whose agent cannot do that; "
+                         "a sandbox that starts now can");
+    return 0;
+}
+
+static bool put_fields(struct buf *b, const struct file_request *r)
+{
+    return proto_put_u32(b, PROTO_F_OP, r->op) && proto_put_string(b, PROTO_F_PATH, r->path) &&
+           proto_put_string(b, PROTO_F_USER, r->user) && proto_put_u32(b, PROTO_F_MODE, r->mode) &&
+           proto_put_u32(b, PROTO_F_RECURSIVE, r->recursive) && proto_put_u64(b, PROTO_F_OFFSET, r->offset) &&
+           proto_put_u64(b, PROTO_F_LENGTH, r->length) && proto_put_string(b, PROTO_F_TARGET, r->target) &&
+           proto_put_string(b, PROTO_F_OWNER, r->owner) && proto_put_string(b, PROTO_F_AFTER, r->after) &&
+           (!r->flags || proto_put_u32(b, PROTO_F_FLAGS, r->flags)) &&
+           (!r->depth || proto_put_u32(b, PROTO_F_DEPTH, r->depth)) &&
+           (!r->limit || proto_put_u32(b, PROTO_F_LIMIT, r->limit));
+}
+
+static int put_request(struct guest *g, uint32_t channel, const struct file_request *r, struct error *err)
+{
+    struct buf body;
+    int code = check_request(g, r, err);
+    if (code < 0)
+        return code;
     buf_init(&body, 16384);
-    bool ok = proto_put_u32(&body, PROTO_F_OP, r->op) && proto_put_string(&body, PROTO_F_PATH, r->path) &&
-              proto_put_string(&body, PROTO_F_USER, r->user) && proto_put_u32(&body, PROTO_F_MODE, r->mode) &&
-              proto_put_u32(&body, PROTO_F_RECURSIVE, r->recursive) &&
-              proto_put_u64(&body, PROTO_F_OFFSET, r->offset) &&
-              proto_put_u64(&body, PROTO_F_LENGTH, r->length) && guest_send(g, PROTO_FILE, channel, &body);
+    bool ok = put_fields(&body, r) && guest_send(g, PROTO_FILE, channel, &body);
     buf_finish(&body);
     return ok ? 0 : error_set(err, ERROR_CAPACITY, "too much is queued for the guest");
 }
 
-/* --- stat, remove, mkdir --- */
-static void simple(struct guest *g, const struct file_request *r, guest_done done, guest_stat_done stat_done,
-                   void *arg)
+/* --- what is answered at once --- */
+void guest_file_simple(struct guest *g, const struct file_request *r, guest_done done,
+                       guest_stat_done stat_done, void *arg)
 {
     struct error e = ERROR_INIT;
     struct call *c = guest_call_new(g, done, stat_done, arg);
@@ -58,25 +78,81 @@ static void simple(struct guest *g, const struct file_request *r, guest_done don
 void guest_file_stat(struct guest *g, const char *user, const char *path, guest_stat_done done, void *arg)
 {
     struct file_request r = {.op = PROTO_OP_STAT, .user = user, .path = path};
-    simple(g, &r, NULL, done, arg);
+    guest_file_simple(g, &r, NULL, done, arg);
 }
 
 void guest_file_remove(struct guest *g, const char *user, const char *path, bool recursive, guest_done done,
                        void *arg)
 {
     struct file_request r = {.op = PROTO_OP_REMOVE, .user = user, .path = path, .recursive = recursive};
-    simple(g, &r, done, NULL, arg);
+    guest_file_simple(g, &r, done, NULL, arg);
 }
 
 void guest_file_mkdir(struct guest *g, const char *user, const char *path, bool parents, guest_done done,
                       void *arg)
 {
     struct file_request r = {.op = PROTO_OP_MKDIR, .user = user, .path = path, .recursive = parents};
-    simple(g, &r, done, NULL, arg);
+    guest_file_simple(g, &r, done, NULL, arg);
+}
+
+static uint32_t flags_of(unsigned flags)
+{
+    return (flags & GUEST_REPLACE ? PROTO_FILE_REPLACE : 0) |
+           (flags & GUEST_PARENTS ? PROTO_FILE_PARENTS : 0);
+}
+
+void guest_file_move(struct guest *g, const char *user, const char *from, const char *to, unsigned flags,
+                     guest_done done, void *arg)
+{
+    struct file_request r = {.op = PROTO_OP_MOVE,
+                             .user = user,
+                             .path = from,
+                             .target = to,
+                             .target_field = "to",
+                             .flags = flags_of(flags)};
+    guest_file_simple(g, &r, done, NULL, arg);
+}
+
+void guest_file_copy(struct guest *g, const char *user, const char *from, const char *to, bool recursive,
+                     unsigned flags, guest_done done, void *arg)
+{
+    struct file_request r = {.op = PROTO_OP_COPY,
+                             .user = user,
+                             .path = from,
+                             .target = to,
+                             .target_field = "to",
+                             .recursive = recursive,
+                             .flags = flags_of(flags)};
+    guest_file_simple(g, &r, done, NULL, arg);
+}
+
+void guest_file_chmod(struct guest *g, const char *user, const char *path, uint32_t mode, const char *owner,
+                      bool recursive, guest_done done, void *arg)
+{
+    struct file_request r = {.op = PROTO_OP_CHMOD,
+                             .user = user,
+                             .path = path,
+                             .mode = mode,
+                             .owner = owner,
+                             .recursive = recursive};
+    guest_file_simple(g, &r, done, NULL, arg);
+}
+
+void guest_file_symlink(struct guest *g, const char *user, const char *path, const char *text, unsigned flags,
+                        guest_done done, void *arg)
+{
+    struct file_request r = {.op = PROTO_OP_SYMLINK,
+                             .user = user,
+                             .path = path,
+                             .target = text,
+                             .target_field = "target",
+                             .flags = flags_of(flags)};
+    guest_file_simple(g, &r, done, NULL, arg);
 }
 
 /* --- read and write --- */
-static int create(struct guest *g, const struct file_request *r, struct guest_file **ret, struct error *err)
+int guest_file_create(struct guest *g, const struct file_request *r, enum guest_file_kind kind, void *arg,
+                      struct guest_file **ret, struct error *err)
 {
     if (g->file_count >= GUEST_FILES_MAX)
         return error_set(err, ERROR_CAPACITY, "too many file operations in one sandbox");
@@ -90,7 +166,11 @@ static int create(struct guest *g, const struct file_request *r, struct guest_fi
         return code;
     }
     f->g = g;
+    f->kind = kind;
+    f->writes = kind == GUEST_FILE_WRITES;
+    f->arg = arg;
     buf_init(&f->out, GUEST_PUSH_MAX);
+    buf_init(&f->part, PROTO_RECORD_MAX);
     f->told = PROTO_OUTPUT_WINDOW;
     f->out_limit = PROTO_WRITE_WINDOW;
     DL_APPEND(g->files, f);
@@ -99,41 +179,70 @@ static int create(struct guest *g, const struct file_request *r, struct guest_fi
     return 0;
 }
 
+static int start_read(struct guest *g, const struct file_request *r, const struct guest_read_events *events,
+                      void *arg, struct guest_file **ret, struct error *err)
+{
+    int code = guest_file_create(g, r, GUEST_FILE_READS, arg, ret, err);
+    if (code == 0)
+        (*ret)->read = *events;
+    return code;
+}
+
+static int start_write(struct guest *g, const struct file_request *r, const struct guest_write_events *events,
+                       void *arg, struct guest_file **ret, struct error *err)
+{
+    int code = guest_file_create(g, r, GUEST_FILE_WRITES, arg, ret, err);
+    if (code == 0)
+        (*ret)->write = *events;
+    return code;
+}
+
 int guest_file_read(struct guest *g, const char *user, const char *path, uint64_t offset, uint64_t length,
                     const struct guest_read_events *events, void *arg, struct guest_file **ret,
                     struct error *err)
 {
     struct file_request r = {
         .op = PROTO_OP_READ, .user = user, .path = path, .offset = offset, .length = length};
-    struct guest_file *f;
-    int code = create(g, &r, &f, err);
-    if (code < 0)
-        return code;
-    f->read = *events;
-    f->arg = arg;
-    *ret = f;
-    return 0;
+    return start_read(g, &r, events, arg, ret, err);
+}
+
+int guest_archive_read(struct guest *g, const char *user, const char *path,
+                       const struct guest_read_events *events, void *arg, struct guest_file **ret,
+                       struct error *err)
+{
+    struct file_request r = {.op = PROTO_OP_ARCHIVE_READ, .user = user, .path = path};
+    return start_read(g, &r, events, arg, ret, err);
 }
 
 int guest_file_write(struct guest *g, const struct guest_write *w, const struct guest_write_events *events,
                      void *arg, struct guest_file **ret, struct error *err)
 {
-    struct file_request r = {
-        .op = PROTO_OP_WRITE, .user = w->user, .path = w->path, .mode = w->mode, .recursive = w->parents};
-    struct guest_file *f;
-    int code = create(g, &r, &f, err);
-    if (code < 0)
-        return code;
-    f->write = *events;
-    f->arg = arg;
-    f->writes = true;
-    *ret = f;
-    return 0;
+    struct file_request r = {.op = PROTO_OP_WRITE,
+                             .user = w->user,
+                             .path = w->path,
+                             .mode = w->mode,
+                             .owner = w->owner,
+                             .recursive = w->parents};
+    return start_write(g, &r, events, arg, ret, err);
+}
+
+int guest_archive_write(struct guest *g, const struct guest_write *w, const struct guest_write_events *events,
+                        void *arg, struct guest_file **ret, struct error *err)
+{
+    struct file_request r = {.op = PROTO_OP_ARCHIVE_WRITE,
+                             .user = w->user,
+                             .path = w->path,
+                             .mode = UINT32_MAX,
+                             .owner = w->owner,
+                             .flags = w->parents ? PROTO_FILE_PARENTS : 0};
+    return start_write(g, &r, events, arg, ret, err);
 }
 
 void guest_file_free(struct guest_file *f)
 {
     buf_finish(&f->out);
+    buf_finish(&f->part);
+    free(f->last);
     free(f);
 }
 
@@ -223,15 +332,31 @@ void guest_file_pump(struct guest_file *f)
     }
 }
 
+/* The last word, whatever kind it is. err: NULL when all went well. */
+static void tell_done(struct guest_file *f, const struct error *err, const struct guest_stat *st)
+{
+    f->failed = false;
+    f->ended = true;
+    switch (f->kind) {
+    case GUEST_FILE_READS:
+        f->read.done(f->arg, err);
+        break;
+    case GUEST_FILE_WRITES:
+        f->write.done(f->arg, err, st);
+        break;
+    case GUEST_FILE_LISTS:
+        f->list.done(f->arg, err);
+        break;
+    case GUEST_FILE_WATCHES:
+        f->watch.done(f->arg, err);
+        break;
+    }
+}
+
 void guest_file_fail(struct guest_file *f, const struct error *err)
 {
     struct error copy = *err;
-    f->failed = false;
-    f->ended = true;
-    if (f->writes)
-        f->write.done(f->arg, &copy, NULL);
-    else
-        f->read.done(f->arg, &copy);
+    tell_done(f, &copy, NULL);
 }
 
 static int on_opened(struct guest_file *f, const struct proto_fields *fields, const char **ret_why)
@@ -245,8 +370,10 @@ static int on_opened(struct guest_file *f, const struct proto_fields *fields, co
     }
     guest_stat_of(stat, &st);
     f->opened = true;
-    if (f->read.opened)
+    if (f->kind == GUEST_FILE_READS && f->read.opened)
         f->read.opened(f->arg, &st);
+    else if (f->kind == GUEST_FILE_WATCHES && f->watch.ready)
+        f->watch.ready(f->arg);
     return 0;
 }
 
@@ -260,6 +387,8 @@ static int on_data(struct guest_file *f, const struct proto_frame *frame, const 
     if (d.offset != f->received || d.offset + d.n > f->told)
         return -1;
     f->received += d.n;
+    if (f->kind != GUEST_FILE_READS)
+        return guest_records_data(f, d.bytes, d.n, ret_why);
     f->read.data(f->arg, d.bytes, d.n);
     return 0;
 }
@@ -296,17 +425,13 @@ static int on_done(struct guest_file *f, const struct proto_fields *fields, cons
         guest_file_fail(f, &e);
         return 0;
     }
-    if (f->writes ? !f->commit_sent || !stat : !f->opened) {
+    if (f->writes ? !f->commit_sent || !stat : !f->opened || buf_len(&f->part)) {
         *ret_why = "success of what was not done";
         return -1;
     }
-    f->ended = true;
-    if (!f->writes) {
-        f->read.done(f->arg, NULL);
-        return 0;
-    }
-    guest_stat_of(stat, &st);
-    f->write.done(f->arg, NULL, &st);
+    if (f->writes)
+        guest_stat_of(stat, &st);
+    tell_done(f, NULL, f->writes ? &st : NULL);
     return 0;
 }
 

@@ -284,9 +284,11 @@ struct guest_list_events {
     void (*done)(void *arg, const struct error *err);      /* last, once */
 };
 
+#define GUEST_LIST_MAX 10000
+
 /* Lists what is below a directory, `depth` levels (at least 1), depth first, each directory's entries in the
- * order of their bytes. At most `limit` entries (1 to 10,000), behind the relative path `after` (NULL: from
- * the start). Links are not followed. ERROR_NOT_DIRECTORY for anything else. */
+ * order of their bytes. At most `limit` entries (1 to GUEST_LIST_MAX), behind the relative path `after`
+ * (NULL: from the start). Links are not followed. ERROR_NOT_DIRECTORY for anything else. */
 int guest_file_list(struct guest *g, const char *user, const char *path, uint32_t depth, const char *after,
                     uint32_t limit, const struct guest_list_events *events, void *arg,
                     struct guest_file **ret, struct error *err);

@@ -78,11 +78,16 @@ struct guest_process {
     bool in_fin, in_fin_sent, in_short;
 };
 
+enum guest_file_kind { GUEST_FILE_READS, GUEST_FILE_WRITES, GUEST_FILE_LISTS, GUEST_FILE_WATCHES };
+
 struct guest_file {
     struct guest *g;
     struct guest_file *prev, *next;
+    enum guest_file_kind kind; /* which of the events are used */
     struct guest_read_events read;
     struct guest_write_events write;
+    struct guest_list_events list;
+    struct guest_watch_events watch;
     void *arg;
     uint32_t channel;
     bool writes, opened, ended, commit, commit_sent, push_short, closed;
@@ -91,6 +96,10 @@ struct guest_file {
     uint64_t received, taken, told; /* read */
     struct buf out;                 /* write: from out_base on */
     uint64_t out_base, out_sent, out_limit;
+    struct buf part;      /* list, watch: the beginning of a record */
+    uint32_t depth, left; /* list: levels; entries that may still come */
+    char *last;           /* owned: list: the name of the entry before, or what the listing goes on behind */
+    size_t last_n;
 };
 
 struct guest_conn {
@@ -219,11 +228,31 @@ void guest_process_link_gone(struct guest_process *p);
 void guest_process_free(struct guest_process *p);
 
 /* file.c */
+struct file_request {
+    uint32_t op;
+    const char *user, *path;
+    const char *target, *owner, *after; /* NULL: not sent */
+    const char *target_field;           /* what the caller calls it */
+    uint32_t mode;
+    bool recursive;
+    uint64_t offset, length;
+    uint32_t flags, depth, limit; /* 0: not sent */
+};
+
+/* Sends the request and makes the object that its answers are for. */
+int guest_file_create(struct guest *g, const struct file_request *r, enum guest_file_kind kind, void *arg,
+                      struct guest_file **ret, struct error *err);
+/* A request that FILE_DONE answers; one of done and stat_done. */
+void guest_file_simple(struct guest *g, const struct file_request *r, guest_done done,
+                       guest_stat_done stat_done, void *arg);
 int guest_file_message(struct guest_file *f, const struct proto_message *m, const struct proto_frame *frame,
                        const struct proto_fields *fields, const char **ret_why);
 void guest_file_pump(struct guest_file *f);
 void guest_file_fail(struct guest_file *f, const struct error *err); /* tells its owner */
 void guest_file_free(struct guest_file *f);
+
+/* records.c: bytes of a listing or watch. 0, or -1 with the fault named. */
+int guest_records_data(struct guest_file *f, const unsigned char *p, size_t n, const char **ret_why);
 
 /* conn.c */
 int guest_conn_message(struct guest_conn *c, const struct proto_message *m, const struct proto_frame *frame,
