@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include <cmocka.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <unistd.h>
@@ -140,6 +141,61 @@ static void it_never_gets_stuck(void **state)
         if (acked > p.out.acked)
             assert_int_equal(out_window(&p.out, acked, p.out.limit), 0);
     }
+    close_pipe(&p);
+}
+
+/* Nothing is kept for another epoch: without a single acknowledgement there is always room again, also when
+ * the ring is exchanged meanwhile. */
+static void what_was_sent_makes_room(void **state)
+{
+    (void)state;
+    static struct pipe_out p;
+    srand(3);
+    open_pipe(&p, RING);
+    assert_int_equal(out_window(&p.out, 0, UINT64_MAX), 0);
+    for (int i = 0; i < 20000; i++) {
+        for (int k = rand() % 4; k >= 0; k--)
+            produce(&p, (size_t)(rand() % 4096 + 1));
+        if (out_has_room(&p.out))
+            assert_int_not_equal(out_fill(&p.out), -1);
+        for (int k = rand() % 4; k > 0 && out_ready(&p.out); k--)
+            (void)consume(&p);
+        out_forget_sent(&p.out);
+        if (p.out.count == 0 && rand() % 50 == 0)
+            out_resize(&p.out, p.out.size == RING ? 4 * (size_t)RING : RING);
+        assert_true(out_ready(&p.out) || out_has_room(&p.out));
+    }
+    assert_true(p.read > 10000000);
+    assert_int_equal(out_window(&p.out, p.read - 5, UINT64_MAX), 0); /* late, and still right */
+    assert_int_equal(out_window(&p.out, p.read + 1, UINT64_MAX), -1);
+    close_pipe(&p);
+}
+
+/* The last frame says that it is the last, however it is cut by the credit. */
+static void the_last_frame_says_so(void **state)
+{
+    (void)state;
+    static struct pipe_out p;
+    const unsigned char *bytes;
+    open_pipe(&p, RING);
+    produce(&p, 100);
+    assert_int_equal(out_fill(&p.out), 1);
+    produce(&p, 50);
+    assert_int_equal(out_fill(&p.out), 1);
+    (void)close(p.write_fd);
+    p.write_fd = -1;
+    assert_int_equal(out_fill(&p.out), -1);
+    assert_int_equal(errno, 0);
+    p.out.fin = true;
+    const uint64_t limits[] = {60, 100, 120, 150};
+    for (size_t i = 0; i < 4; i++) {
+        assert_int_equal(out_window(&p.out, 0, limits[i]), 0);
+        assert_true(out_ready(&p.out));
+        size_t n = out_take(&p.out, 4, TAG, p.scratch, &bytes);
+        assert_true(n > PROTO_OVERHEAD);
+        assert_int_equal(bytes[PROTO_HEADER + 1], i == 3);
+    }
+    assert_false(out_ready(&p.out));
     close_pipe(&p);
 }
 
@@ -289,6 +345,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(nothing_is_lost),
         cmocka_unit_test(it_never_gets_stuck),
+        cmocka_unit_test(what_was_sent_makes_room),
+        cmocka_unit_test(the_last_frame_says_so),
         cmocka_unit_test(it_ends_after_its_last_byte),
         cmocka_unit_test(lies_are_refused),
         cmocka_unit_test(stdin_comes_once),
