@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include "base/bytes.h"
@@ -293,7 +294,76 @@ int journal_read(const struct journal *j, uint64_t offset, void *to, size_t n, s
     return 0;
 }
 
+int journal_read_now(const struct journal *j, uint64_t offset, void *to, size_t n, size_t *ret_n,
+                     struct error *err)
+{
+    if (offset < j->start || offset > j->end)
+        return error_set(err, ERROR_RANGE, "offset %llu is outside of the journal",
+                         (unsigned long long)offset);
+    uint64_t at = offset % j->capacity;
+    if (n > j->end - offset)
+        n = (size_t)(j->end - offset);
+    if (n > j->capacity - at)
+        n = (size_t)(j->capacity - at);
+    struct iovec iov = {to, n};
+    ssize_t did = preadv2(j->fd, &iov, 1, (off_t)(JOURNAL_HEADER + at), RWF_NOWAIT);
+    *ret_n = did > 0 ? (size_t)did : 0; /* whatever else it is, journal_read tells */
+    return 0;
+}
+
+void journal_warm_prepare(const struct journal *j, uint64_t offset, size_t n, struct journal_warm *ret)
+{
+    *ret = (struct journal_warm){fcntl(j->fd, F_DUPFD_CLOEXEC, 3), j->capacity, offset, n};
+}
+
+void journal_warm_run(const struct journal_warm *w)
+{
+    unsigned char piece[16384];
+    for (size_t done = 0; w->fd >= 0 && done < w->n;) {
+        uint64_t at = (w->offset + done) % w->capacity;
+        size_t n = w->n - done < sizeof(piece) ? w->n - done : sizeof(piece);
+        if (n > w->capacity - at)
+            n = (size_t)(w->capacity - at);
+        if (fs_read_at(w->fd, piece, n, (off_t)(JOURNAL_HEADER + at), NULL) < 0)
+            break; /* who reads it then is told */
+        done += n;
+    }
+}
+
+void journal_warm_close(struct journal_warm *w)
+{
+    if (w->fd >= 0)
+        (void)close(w->fd);
+    w->fd = -1;
+}
+
 /* --- going back, copying --- */
+
+static void punch(const struct journal *j, uint64_t offset, uint64_t n)
+{
+    uint64_t at = offset % j->capacity;
+    uint64_t first = n < j->capacity - at ? n : j->capacity - at;
+    const int mode = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE;
+    /* A file system that cannot keeps the space, and only that. */
+    (void)fallocate(j->fd, mode, (off_t)(JOURNAL_HEADER + at), (off_t)first);
+    if (first < n)
+        (void)fallocate(j->fd, mode, JOURNAL_HEADER, (off_t)(n - first));
+}
+
+bool journal_drop(struct journal *j, uint64_t offset)
+{
+    if (offset < j->start || offset > j->end || header_unseal(j, NULL) < 0)
+        return false;
+    uint64_t was = j->start;
+    j->start = offset;
+    if (header_write(j, NULL) < 0) {
+        j->start = was;
+        return false;
+    }
+    if (offset > was)
+        punch(j, was, offset - was);
+    return true;
+}
 
 bool journal_cut(struct journal *j, uint64_t end)
 {

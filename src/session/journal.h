@@ -59,6 +59,25 @@ bool journal_settle(struct journal *j);
 int journal_read(const struct journal *j, uint64_t offset, void *to, size_t n, size_t *ret_n,
                  struct error *err);
 
+/* The same without waiting for the disk: *ret_n is also 0 when the page cache has nothing at offset. Such
+ * bytes are warmed on another thread first. */
+int journal_read_now(const struct journal *j, uint64_t offset, void *to, size_t n, size_t *ret_n,
+                     struct error *err);
+
+/* Brings n bytes at offset into the page cache: prepare, run (on another thread), close. */
+struct journal_warm {
+    int fd; /* own descriptor; -1 when there is nothing to do */
+    uint64_t capacity, offset;
+    size_t n;
+};
+void journal_warm_prepare(const struct journal *j, uint64_t offset, size_t n, struct journal_warm *ret);
+void journal_warm_run(const struct journal_warm *w); /* blocking; touches no journal */
+void journal_warm_close(struct journal_warm *w);
+
+/* Drops the oldest bytes up to offset, which lies within start..end, and gives their space back. False when
+ * the header could not be written; then nothing has changed. */
+bool journal_drop(struct journal *j, uint64_t offset);
+
 /* Takes the bytes from `end` on back, which lies within start..end: others follow there. False when the
  * header could not be written; then nothing has changed. Writes to disk when the journal was sealed. */
 bool journal_cut(struct journal *j, uint64_t end);

@@ -415,6 +415,76 @@ static void test_no_room_at_all(void **state)
     assert_int_equal(umount(path), 0);
 }
 
+static uint64_t disk_use(const struct fixture *f, const char *name)
+{
+    struct stat st;
+    assert_int_equal(fstatat(f->fd, name, &st, 0), 0);
+    return (uint64_t)st.st_blocks * 512;
+}
+
+/* The oldest bytes are given up and their space with them; the rest is as before, around the ring's end too.
+ */
+static void test_drop(void **state)
+{
+    struct fixture *f = *state;
+    struct journal *j;
+    assert_ok(journal_create(f->fd, "d", 64 * 4096, 0, boot, &j, &f->err), &f->err);
+    append(j, 96 * 4096); /* has wrapped */
+    uint64_t before = disk_use(f, "d");
+    assert_false(journal_drop(j, journal_start(j) - 1));
+    assert_false(journal_drop(j, journal_end(j) + 1));
+    assert_true(journal_drop(j, journal_start(j)));
+    uint64_t start = journal_end(j) - 20 * 4096;
+    assert_true(journal_drop(j, start));
+    assert_int_equal(journal_start(j), start);
+    check_all(j);
+    assert_true(disk_use(f, "d") <= before - 40 * 4096);
+    append(j, 30 * 4096);
+    assert_int_equal(journal_start(j), start); /* there is room again */
+    check_all(j);
+    journal_close(j);
+    assert_ok(journal_load(f->fd, "d", boot, &j, &f->err), &f->err);
+    assert_int_equal(journal_start(j), start);
+    check_all(j);
+    assert_true(journal_drop(j, journal_end(j)));
+    assert_true(disk_use(f, "d") <= 4 * 4096);
+    journal_close(j);
+}
+
+/* Bytes that are not in memory are not waited for, and are there once they were brought. */
+static void test_warm(void **state)
+{
+    struct fixture *f = *state;
+    struct journal *j;
+    struct journal_warm w;
+    unsigned char got[16384];
+    size_t n = 9;
+    assert_ok(journal_create(f->fd, "w", 64 * 4096, 0, boot, &j, &f->err), &f->err);
+    append(j, 96 * 4096);
+    uint64_t at = 62 * 4096; /* goes on at the ring's beginning */
+    assert_int_equal(journal_read_now(j, journal_start(j) - 1, got, 1, &n, &f->err), ERROR_RANGE);
+    assert_int_equal(journal_read_now(j, journal_end(j) + 1, got, 1, &n, &f->err), ERROR_RANGE);
+    assert_ok(journal_read_now(j, journal_end(j), got, 1, &n, &f->err), &f->err);
+    assert_int_equal(n, 0);
+    int fd = openat(f->fd, "w", O_RDONLY | O_CLOEXEC);
+    assert_int_equal(fsync(fd), 0);
+    assert_int_equal(posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED), 0);
+    (void)close(fd);
+    assert_ok(journal_read_now(j, at, got, sizeof(got), &n, &f->err), &f->err);
+    size_t cold = n; /* more than 0 only where the file system is memory */
+    journal_warm_prepare(j, at, sizeof(got), &w);
+    journal_warm_run(&w);
+    journal_warm_close(&w);
+    for (uint64_t end = at + sizeof(got); at < end; at += n) {
+        assert_ok(journal_read_now(j, at, got, (size_t)(end - at), &n, &f->err), &f->err);
+        if (n == 0 && cold == 0)
+            skip(); /* this file system always waits */
+        for (size_t i = 0; i < n; i++)
+            assert_int_equal(got[i], byte_at(at + i));
+    }
+    journal_close(j);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -435,6 +505,8 @@ int main(void)
         T(test_cut),
         T(test_disk_full),
         T(test_no_room_at_all),
+        T(test_drop),
+        T(test_warm),
         T(test_killed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
