@@ -403,14 +403,30 @@ int process_stdin(struct process *p, const void *data, size_t n, size_t *ret_tak
 
 void process_stdin_keep(struct process *p, const void *data, size_t n)
 {
-    if (n == 0 || p->gp || check_stdin(p, NULL) < 0)
+    if (n == 0 || check_stdin(p, NULL) < 0)
         return;
     if (n > buf_room(&p->feed))
         n = buf_room(&p->feed);
     if (!buf_append(&p->feed, data, n))
         return;
+    if (p->gp) {
+        feed(p); /* the rest when there is room */
+        return;
+    }
     p->input_kept = true;
     process_put(p);
+}
+
+void process_detached(struct process *p)
+{
+    if (!json_object_get(p->spec, "close_on_detach") || check_running(p, NULL) < 0)
+        return;
+    (void)process_stdin_close(p, NULL);
+    if (!json_object_get(p->spec, "pty"))
+        return;
+    /* As when a modem hangs up: what has stopped runs on, to hear of it. */
+    (void)process_signal(p, "SIGHUP", true, 0, NULL, NULL, NULL);
+    (void)process_signal(p, "SIGCONT", true, 0, NULL, NULL, NULL);
 }
 
 int process_stdin_close(struct process *p, struct error *err)
@@ -443,10 +459,13 @@ int process_signal_check(const struct process *p, const char *signal, struct err
     return check_running(p, err);
 }
 
-int process_signal(struct process *p, const char *signal, bool tree,
+int process_signal(struct process *p, const char *signal, bool tree, uint32_t grace_ms,
                    void (*done)(void *arg, const struct error *err), void *arg, struct error *err)
 {
     int rc = process_signal_check(p, signal, err);
+    if (rc == 0 && grace_ms && !tree)
+        rc =
+            error_field(err, ERROR_INVALID, "kill_grace_s", "kill_grace_s kills the tree: give it with tree");
     if (rc < 0)
         return rc;
     if (!p->gp)
@@ -458,7 +477,10 @@ int process_signal(struct process *p, const char *signal, bool tree,
     sig->done = done;
     sig->arg = arg;
     DL_APPEND(p->b->signals, sig);
-    guest_process_signal(p->gp, signal_number(signal), tree, signal_answered, sig);
+    if (grace_ms)
+        guest_process_terminate(p->gp, signal_number(signal), grace_ms, signal_answered, sig);
+    else
+        guest_process_signal(p->gp, signal_number(signal), tree, signal_answered, sig);
     return 0;
 }
 

@@ -9,6 +9,7 @@ static void pump_later(struct process_reader *r);
 static void reader_free(struct process_reader *r)
 {
     struct process *p = r->p;
+    process_warm_cancel(r->cold);
     DL_DELETE(p->readers, r);
     p->s->readers--;
     free(r);
@@ -92,22 +93,47 @@ static void give(struct process_reader *r, unsigned i, uint64_t offset, const vo
         r->resting = true;
 }
 
+static void on_warm(void *arg)
+{
+    struct process_reader *r = arg;
+    r->cold = NULL;
+    r->warm = true;
+    pump_later(r);
+}
+
+/* Reads what comes next. 0 and no bytes: it has to come from the disk, and the reader is called again when it
+ * is there. What was brought into memory is read in any case, were it gone again already. */
+static int read_next(struct process_reader *r, unsigned i, size_t *ret_n, struct error *err)
+{
+    const struct journal *j = r->p->stream[i].j;
+    void *to = r->p->s->scratch;
+    bool warm = r->warm;
+    r->warm = false;
+    int rc = journal_read_now(j, r->at[i], to, READ_BYTES, ret_n, err);
+    if (rc < 0 || *ret_n > 0)
+        return rc;
+    if (!warm)
+        r->cold = stream_warm(r->p, i, r->at[i], READ_BYTES, on_warm, r);
+    return r->cold ? 0 : journal_read(j, r->at[i], to, READ_BYTES, ret_n, err);
+}
+
 /* Gives one piece from the journal; false when there is nothing to give now. */
 static bool pump_stream(struct process_reader *r, unsigned i)
 {
     struct process *p = r->p;
-    if (!reader_live(r))
+    if (!reader_live(r) || r->cold)
         return false;
     give_gap(r, i);
     if (!reader_live(r) || r->at[i] >= stream_end(p, i))
         return false;
     size_t n = 0;
     struct error err = ERROR_INIT;
-    if (journal_read(p->stream[i].j, r->at[i], p->s->scratch, READ_BYTES, &n, &err) < 0) {
+    if (read_next(r, i, &n, &err) < 0) {
         interrupt(r, "journal", err.message);
         return false;
     }
-    give(r, i, r->at[i], p->s->scratch, n);
+    if (n > 0)
+        give(r, i, r->at[i], p->s->scratch, n);
     return n > 0;
 }
 
@@ -330,6 +356,21 @@ void process_reader_close(struct process_reader *r)
     streams_ack_later(r->p);
     if (r->p->walk == 0)
         reader_free(r);
+}
+
+struct process_warm *process_output_warm(struct process *p, enum guest_stream stream, uint64_t offset,
+                                         size_t n, void (*fn)(void *arg), void *arg)
+{
+    unsigned i = (unsigned)stream - 1;
+    struct process_warm *w = NULL;
+    stream_open(p, i);
+    uint64_t at = offset < stream_start(p, i) ? stream_start(p, i) : offset;
+    uint64_t end = stream_end(p, i);
+    if (p->stream[i].j && at < end)
+        w = stream_warm(p, i, at, n < end - at ? n : (size_t)(end - at), fn, arg);
+    if (p->state == PROCESS_EXITED && !p->readers)
+        streams_close(p);
+    return w;
 }
 
 int process_output(struct process *p, enum guest_stream stream, uint64_t offset, void *to, size_t n,

@@ -127,7 +127,8 @@ static int open_resources(struct sessions *s, struct error *err)
     s->dir_fd = open(s->journal_dir, O_DIRECTORY | O_RDONLY | O_CLOEXEC);
     if (s->dir_fd < 0)
         return error_errno(err, ERROR_INTERNAL, errno, "open %s", s->journal_dir);
-    return loop_pool_create(s->config.loop, "journal", 1, POOL_QUEUE, &s->pool, err);
+    rc = loop_pool_create(s->config.loop, "journal-read", 2, POOL_QUEUE, &s->warmers, err);
+    return rc < 0 ? rc : loop_pool_create(s->config.loop, "journal", 1, POOL_QUEUE, &s->pool, err);
 }
 
 static void set_defaults(struct sessions_config *c)
@@ -136,6 +137,8 @@ static void set_defaults(struct sessions_config *c)
         c->journal_default_bytes = 64 * MIB;
     if (!c->journal_max_bytes)
         c->journal_max_bytes = 1024 * MIB;
+    if (!c->journal_sandbox_bytes)
+        c->journal_sandbox_bytes = 1024 * MIB;
     if (!c->token_ttl_s)
         c->token_ttl_s = 3600;
     if (!c->max_processes)
@@ -192,7 +195,8 @@ void sessions_destroy(struct sessions *s)
     s->ending = true;
     loop_timer_stop(&s->sweep);
     loop_pool_destroy(s->pool); /* what is under way looks for its process */
-    s->pool = NULL;
+    loop_pool_destroy(s->warmers);
+    s->pool = s->warmers = NULL;
     HASH_ITER(hh, s->buckets, b, next)
     bucket_free(s, b);
     if (s->dir_fd >= 0)
@@ -233,7 +237,11 @@ int sessions_start(struct sessions *s, struct error *err)
     if (rc < 0)
         return rc;
     HASH_ITER(hh, s->buckets, b, next)
-    bucket_sort(b);
+    {
+        bucket_sort(b);
+        bucket_measure(s, b);
+        bucket_trim(b);
+    }
     sweep_start(s);
     return 0;
 }

@@ -30,6 +30,7 @@ struct sessions_config {
     const char *journal_dir;        /* DIR/<sandbox>/<process>.{stdout,stderr}; copied */
     uint64_t journal_default_bytes; /* each stream; default 64 MiB */
     uint64_t journal_max_bytes;     /* largest journal_mib a client may ask; default 1 GiB */
+    uint64_t journal_sandbox_bytes; /* all journals of a sandbox together; default 1 GiB */
     unsigned token_ttl_s;           /* default 3600 */
     unsigned max_processes;         /* known per sandbox, default 4096; oldest exited ones are forgotten */
     unsigned max_live;              /* running per sandbox, default 256 */
@@ -109,11 +110,15 @@ int process_start(struct process *p, struct error *err);
 /* Input and control; ERROR_CONFLICT when the process has no open stdin, no pty, or is not running. */
 int process_stdin(struct process *p, const void *data, size_t n, size_t *ret_taken, struct error *err);
 int process_stdin_close(struct process *p, struct error *err);
-/* Input that its client can no longer be told was not taken, because its sandbox is suspended: kept, and
- * given when it is restored, as far as it fits (1 MiB and 128 KiB in all). */
+/* Input that its client can no longer be told was not taken, because its sandbox is suspended or the client
+ * is gone: kept, and given before any other, as far as it fits (1 MiB and 128 KiB in all). */
 void process_stdin_keep(struct process *p, const void *data, size_t n);
-/* done (may be NULL) answers once, also when the link goes down meanwhile. */
-int process_signal(struct process *p, const char *signal, bool tree,
+/* A client that could give input has gone and was the last one: closes stdin, and hangs up a terminal, when
+ * the process was asked for so ("stdin_on_detach":"close"). */
+void process_detached(struct process *p);
+/* grace_ms: 0, or the whole tree (only with `tree`) is killed that much later when the process has not ended.
+ * done (may be NULL) answers once, also when the link goes down meanwhile. */
+int process_signal(struct process *p, const char *signal, bool tree, uint32_t grace_ms,
                    void (*done)(void *arg, const struct error *err), void *arg, struct error *err);
 /* Whether process_signal would take it, apart from the sandbox's link. */
 int process_signal_check(const struct process *p, const char *signal, struct error *err);
@@ -153,8 +158,15 @@ uint64_t process_reader_offset(const struct process_reader *r, enum guest_stream
 void process_reader_resume(struct process_reader *r);
 void process_reader_close(struct process_reader *r); /* NULL is accepted; no callback follows */
 
+/* Brings at most n journalled bytes from offset into memory, on another thread, then calls fn. NULL: there is
+ * nothing to wait for, and fn is not called. */
+struct process_warm;
+struct process_warm *process_output_warm(struct process *p, enum guest_stream stream, uint64_t offset,
+                                         size_t n, void (*fn)(void *arg), void *arg);
+void process_warm_cancel(struct process_warm *w); /* before it has called; NULL is accepted */
+
 /* Reads journalled bytes now: at most n from offset; *ret_offset is where they really start (after dropped
- * ones), *ret_end the end of the stream so far. Blocking only on the page cache. */
+ * ones), *ret_end the end of the stream so far. Waits for the disk when they are not in memory. */
 int process_output(struct process *p, enum guest_stream stream, uint64_t offset, void *to, size_t n,
                    size_t *ret_n, uint64_t *ret_offset, uint64_t *ret_end, struct error *err);
 

@@ -28,6 +28,7 @@ struct bucket {
     unsigned count;
     unsigned live; /* asked to start, not exited */
     size_t spec_bytes;
+    uint64_t kept;                  /* bytes of all journals */
     struct pending_signal *signals; /* not answered by the guest yet */
     UT_hash_handle hh;
 };
@@ -48,6 +49,7 @@ struct stream {
     uint64_t floor;    /* its end is not before this, whatever a journal says that a crash has cut */
     uint64_t acked;    /* what the guest was told is taken */
     uint64_t credit;   /* offset up to which the guest may send */
+    uint64_t kept;     /* bytes counted in bucket.kept, also while the journal is not open */
 };
 
 struct process_reader {
@@ -59,7 +61,9 @@ struct process_reader {
     bool resting;         /* output() took less than offered */
     bool over;            /* result() or interrupted() was called */
     bool closed;
-    bool busy; /* counted in sandbox_busy */
+    bool busy;                 /* counted in sandbox_busy */
+    bool warm;                 /* what comes next has just been brought into memory */
+    struct process_warm *cold; /* is being brought there */
     struct loop_deferred pump;
     struct process_reader *prev, *next;
 };
@@ -137,7 +141,8 @@ struct sessions {
     char *journal_dir;
     int dir_fd;
     unsigned char boot[JOURNAL_BOOT_SIZE];
-    struct loop_pool *pool; /* sealing journals, removing directories */
+    struct loop_pool *pool;    /* sealing journals, removing directories */
+    struct loop_pool *warmers; /* reading journals that are not in memory */
     struct bucket *buckets;
     struct process *processes;
     struct session *sessions;
@@ -226,6 +231,24 @@ void streams_branch(struct process *p, int64_t branch, const uint64_t at[STREAMS
 void streams_close(struct process *p);
 void streams_ack_later(struct process *p);
 void streams_unlink(struct process *p);
+/* Takes the journals of a process that has ended away: who reads them gets a gap. */
+void streams_evict(struct process *p);
+
+/* --- room.c: the bound over a sandbox's journals --- */
+/* Counts what a stream's open journal keeps; as `kept` bytes. */
+void stream_count(struct process *p, unsigned i);
+void stream_count_as(struct process *p, unsigned i, uint64_t kept);
+/* Drops what is beyond the bound. */
+void bucket_trim(struct bucket *b);
+/* How many unread bytes every stream of every running process may have within the bound. */
+uint64_t bucket_share(const struct bucket *b);
+/* Counts the files that an earlier daemon has left. */
+void bucket_measure(struct sessions *s, const struct bucket *b);
+
+/* --- warm.c --- */
+/* Brings n bytes of an open journal into memory and then calls fn. NULL: not now, and fn is not called. */
+struct process_warm *stream_warm(struct process *p, unsigned i, uint64_t offset, size_t n,
+                                 void (*fn)(void *arg), void *arg);
 
 /* --- reader.c --- */
 void readers_output(struct process *p, unsigned i, uint64_t offset, const void *data, size_t n);

@@ -24,25 +24,38 @@ struct fields {
     const char *start;
     int64_t journal_mib;
     const char *stdin_b64;
-    double timeout_s; /* 0: none */
+    const char *overflow;
+    const char *on_detach;
+    uint32_t timeout_ms; /* 0: none */
+    uint32_t grace_ms;
 };
 
-/* A number of seconds, whole or not: takes it out of the object, since the field tables know no such kind. */
-static int take_timeout(json_t *body, double *ret, struct error *err)
+int spec_take_seconds(json_t *body, const char *name, int64_t max_s, uint32_t *ret_ms, struct error *err)
 {
-    const json_t *v = json_object_get(body, "timeout_s");
+    const json_t *v = json_object_get(body, name);
     if (!v)
         return 0;
     if (!json_is_null(v)) {
         double t = json_number_value(v);
-        if (!json_is_number(v) || !(t > 0) || t > SPEC_TIMEOUT_MAX_S)
-            return error_field(err, ERROR_INVALID, "timeout_s",
-                               "timeout_s must be a number of seconds over 0, at most %d",
-                               SPEC_TIMEOUT_MAX_S);
-        *ret = t;
+        if (!json_is_number(v) || !(t > 0) || t > (double)max_s)
+            return error_field(err, ERROR_INVALID, name,
+                               "%s must be a number of seconds over 0, at most %lld", name, (long long)max_s);
+        *ret_ms = t < 0.001 ? 1 : (uint32_t)(t * 1000);
     }
-    (void)json_object_del(body, "timeout_s");
+    (void)json_object_del(body, name);
     return 0;
+}
+
+static int take_times(json_t *body, struct fields *f, struct error *err)
+{
+    int rc = spec_take_seconds(body, "timeout_s", SPEC_TIMEOUT_MAX_S, &f->timeout_ms, err);
+    if (rc == 0)
+        rc = spec_take_seconds(body, "kill_grace_s", SPEC_GRACE_MAX_S, &f->grace_ms, err);
+    if (rc == 0 && f->grace_ms && !f->timeout_ms)
+        rc = error_field(
+            err, ERROR_INVALID, "kill_grace_s",
+            "kill_grace_s is the time between the end of timeout_s and the kill; there is no timeout_s");
+    return rc;
 }
 
 static int read_session_body(const json_t *body, uint64_t journal_max, struct fields *f, struct error *err)
@@ -58,6 +71,8 @@ static int read_session_body(const json_t *body, uint64_t journal_max, struct fi
         {"pty", JSON_KIND_OBJECT, false, 0, 0, &f->pty},
         {"start", JSON_KIND_STRING, false, 1, 16, &f->start},
         {"journal_mib", JSON_KIND_INTEGER, false, 1, mib_max, &f->journal_mib},
+        {"overflow", JSON_KIND_STRING, false, 1, 16, &f->overflow},
+        {"stdin_on_detach", JSON_KIND_STRING, false, 1, 16, &f->on_detach},
     };
     return json_read(body, "", table, ARRAY_LEN(table), err);
 }
@@ -72,6 +87,7 @@ static int read_exec_body(const json_t *body, uint64_t journal_max, struct field
         {"env", JSON_KIND_OBJECT, false, 0, 0, &f->env},
         {"user", JSON_KIND_STRING, false, 1, 64, &f->user},
         {"journal_mib", JSON_KIND_INTEGER, false, 1, mib_max, &f->journal_mib},
+        {"overflow", JSON_KIND_STRING, false, 1, 16, &f->overflow},
         {"stdin_b64", JSON_KIND_STRING, false, 0, JSON_BODY_MAX, &f->stdin_b64},
     };
     return json_read(body, "", table, ARRAY_LEN(table), err);
@@ -164,6 +180,13 @@ static int check_names(const struct fields *f, struct error *err)
                            "user is a name or a number of the sandbox's own users");
     if (f->start && !str_eq(f->start, "attach") && !str_eq(f->start, "now"))
         return error_field(err, ERROR_INVALID, "start", "start is \"attach\" or \"now\"");
+    if (f->overflow && !str_eq(f->overflow, "block") && !str_eq(f->overflow, "drop_oldest"))
+        return error_field(err, ERROR_INVALID, "overflow", "overflow is \"block\" or \"drop_oldest\"");
+    if (f->on_detach && !str_eq(f->on_detach, "keep") && !str_eq(f->on_detach, "close"))
+        return error_field(err, ERROR_INVALID, "stdin_on_detach", "stdin_on_detach is \"keep\" or \"close\"");
+    if (f->on_detach && !f->stdin_open && !f->pty)
+        return error_field(err, ERROR_INVALID, "stdin_on_detach",
+                           "stdin_on_detach is for a command with stdin or a terminal");
     return f->env ? check_env(f->env, err) : 0;
 }
 
@@ -210,15 +233,20 @@ static bool put_string(json_t *spec, const char *name, const char *value)
 /* Everything but the pty. */
 static bool put_fields(json_t *spec, const struct fields *f, const json_t *env)
 {
-    int64_t timeout_ms = (int64_t)(f->timeout_s * 1000);
     bool ok = put_string(spec, "shell", f->shell) && put_string(spec, "cwd", f->cwd) &&
               put_string(spec, "user", f->user);
     if (ok && f->argv)
         ok = json_object_set_new(spec, "argv", json_deep_copy(f->argv)) == 0;
     if (ok && json_object_size(env) > 0)
         ok = json_object_set(spec, "env", (json_t *)env) == 0;
-    if (ok && f->timeout_s > 0)
-        ok = json_object_set_new(spec, "timeout_ms", json_integer(timeout_ms > 0 ? timeout_ms : 1)) == 0;
+    if (ok && f->timeout_ms)
+        ok = json_object_set_new(spec, "timeout_ms", json_integer(f->timeout_ms)) == 0;
+    if (ok && f->grace_ms)
+        ok = json_object_set_new(spec, "grace_ms", json_integer(f->grace_ms)) == 0;
+    if (ok && f->overflow && str_eq(f->overflow, "drop_oldest"))
+        ok = json_object_set_new(spec, "drop_oldest", json_true()) == 0;
+    if (ok && f->on_detach && str_eq(f->on_detach, "close"))
+        ok = json_object_set_new(spec, "close_on_detach", json_true()) == 0;
     bool open = f->stdin_open || f->stdin_b64;
     return ok && json_object_set_new(spec, "stdin", json_boolean(open)) == 0;
 }
@@ -260,7 +288,7 @@ int spec_read(const json_t *body, bool exec, const json_t *env, uint64_t journal
     AUTO_JSON json_t *own = json_copy((json_t *)body); /* shallow: the fields stay the body's */
     if (!own)
         return error_set(err, ERROR_NO_MEMORY, "out of memory");
-    int rc = take_timeout(own, &f.timeout_s, err);
+    int rc = take_times(own, &f, err);
     if (rc == 0)
         rc = exec ? read_exec_body(own, journal_max, &f, err) : read_session_body(own, journal_max, &f, err);
     if (rc == 0)
@@ -343,6 +371,7 @@ int spec_exec_init(const json_t *spec, const char *process_id, struct spec_exec 
     x.exec.user = string_of(spec, "user");
     x.exec.stdin_open = json_is_true(json_object_get(spec, "stdin"));
     x.exec.timeout_ms = (uint32_t)json_integer_value(json_object_get(spec, "timeout_ms"));
+    x.exec.grace_ms = (uint32_t)json_integer_value(json_object_get(spec, "grace_ms"));
     if (pty) {
         x.exec.pty = true;
         x.exec.stdin_open = true; /* a terminal without input would be none */

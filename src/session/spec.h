@@ -1,9 +1,10 @@
 /* What a command is: read from a request's body, kept as one normalised JSON object in the process's record.
  *
  *     {"argv": [..] | "shell": "..", "cwd": "..", "env": {..}, "user": "..", "stdin": bool,
- *      "pty": {"rows": n, "cols": n, "term": ".."}, "timeout_ms": n}
+ *      "pty": {"rows": n, "cols": n, "term": ".."}, "timeout_ms": n, "grace_ms": n,
+ *      "drop_oldest": true, "close_on_detach": true}
  *
- * Absent fields take the guest's defaults. */
+ * Absent fields take the guest's defaults; the last two are there only when they are true. */
 #pragma once
 
 #include <jansson.h>
@@ -17,6 +18,7 @@
 #define SPEC_ARGS_MAX 4096
 #define SPEC_BYTES_MAX (1024 * 1024) /* arguments or shell text and environment together */
 #define SPEC_TIMEOUT_MAX_S (7 * 24 * 3600)
+#define SPEC_GRACE_MAX_S 3600
 
 struct spec_request {
     json_t *spec;           /* new reference, owned by the caller */
@@ -33,6 +35,10 @@ int spec_read(const json_t *body, bool exec, const json_t *env, uint64_t journal
               struct spec_request *ret, struct error *err);
 
 void spec_request_finish(struct spec_request *q);
+
+/* A number of seconds, whole or not, over 0 and at most max_s, as milliseconds: takes it out of the object,
+ * since the field tables know no such kind. Absent or null: *ret stays. */
+int spec_take_seconds(json_t *body, const char *name, int64_t max_s, uint32_t *ret_ms, struct error *err);
 
 /* The arguments as the API shows them: argv, or the shell's text as ["sh", "-lc", text]. New reference. */
 json_t *spec_argv(const json_t *spec);

@@ -43,6 +43,7 @@ static int stream_drop(struct process *p, unsigned i, uint64_t at, struct error 
     journal_close(st->j);
     st->j = NULL;
     st->base = at;
+    stream_count(p, i);
     return 0;
 }
 
@@ -60,10 +61,12 @@ void stream_open(struct process *p, unsigned i)
         (void)stream_drop(p, i, st->floor, NULL);
         return;
     }
-    if (rc == 0)
+    if (rc == 0) {
         st->base = journal_end(st->j);
-    else if (rc != ERROR_NOT_FOUND)
+        stream_count(p, i);
+    } else if (rc != ERROR_NOT_FOUND) {
         warn_once(p, "journal unusable", err.message);
+    }
 }
 
 /* A directory that cannot be made is told by what is created in it. */
@@ -112,6 +115,8 @@ void stream_append(struct process *p, unsigned i, const void *data, size_t n)
     if (stream_create(p, i)) {
         journal_append(st->j, data, n);
         st->base = journal_end(st->j);
+        stream_count(p, i);
+        bucket_trim(p->b);
     } else {
         st->base += n; /* not kept; a file is tried again from here */
     }
@@ -134,15 +139,18 @@ bool streams_settle(struct process *p)
 
 /* --- credit --- */
 
-/* Offset up to which the guest may send: the ring ahead of the fastest reader, or simply a window. */
+/* Offset up to which the guest may send: the ring ahead of the fastest reader, as far as the sandbox's bound
+ * leaves this process its share of it, or simply a window. */
 static uint64_t stream_limit(const struct process *p, unsigned i, uint64_t safe)
 {
     uint64_t fastest;
     const struct stream *st = &p->stream[i];
     uint64_t limit = safe + WINDOW;
-    if (!readers_fastest(p, i, &fastest))
+    if (json_object_get(p->spec, "drop_oldest") || !readers_fastest(p, i, &fastest))
         return limit;
     uint64_t ring = st->j ? journal_capacity(st->j) - journal_step(st->j) : p->journal_bytes;
+    if (ring > bucket_share(p->b))
+        ring = bucket_share(p->b);
     if (fastest + ring < limit)
         limit = fastest + ring;
     return limit > safe ? limit : safe;
@@ -280,6 +288,7 @@ static int stream_copy(struct process *p, unsigned i, const struct journal *from
     journal_close(p->stream[i].j);
     p->stream[i].j = j;
     p->stream[i].base = at;
+    stream_count(p, i);
     return 0;
 }
 
@@ -296,6 +305,7 @@ static bool stream_take_back(struct process *p, unsigned i, struct process *from
     if (journal_end(j) != at && !journal_cut(j, at))
         return false;
     p->stream[i].base = at;
+    stream_count(p, i);
     return journal_settle(j);
 }
 
@@ -334,5 +344,18 @@ void streams_unlink(struct process *p)
             continue; /* never had a file */
         stream_name(p, i, name);
         (void)unlinkat(p->s->dir_fd, name, 0);
+        stream_count_as(p, i, 0);
     }
+}
+
+void streams_evict(struct process *p)
+{
+    for (unsigned i = 0; i < STREAMS; i++)
+        stream_open(p, i); /* else their ends might not be known, after a crash of the host */
+    p->seals++;
+    streams_unlink(p);
+    streams_close(p);
+    for (unsigned i = 0; i < STREAMS; i++)
+        stream_count_as(p, i, 0);
+    readers_pump_later(p);
 }

@@ -142,6 +142,8 @@ void process_free(struct process *p)
     while (p->sessions)
         session_free(p->sessions);
     streams_close(p);
+    for (unsigned i = 0; i < STREAMS; i++)
+        stream_count_as(p, i, 0);
     buf_finish(&p->feed);
     DL_DELETE(p->b->head, p);
     HASH_DEL(s->processes, p);
@@ -245,11 +247,38 @@ void bucket_end(struct bucket *b, enum sandbox_state state, const char *message)
 
 /* --- the periodic look --- */
 
+/* Nobody attached to it while that was allowed: it will not start any more. */
+static bool was_missed(const struct process *p, int64_t now)
+{
+    const struct session *se;
+    if (p->state != PROCESS_CREATED || p->start_wanted || p->readers || p->waits || p->walk)
+        return false;
+    DL_FOREACH(p->sessions, se)
+    {
+        if (se->expires_ms > now)
+            return false;
+    }
+    return true;
+}
+
+static void forget_missed(struct bucket *b)
+{
+    struct process *p;
+    struct process *next;
+    int64_t now = clock_wall_ms();
+    DL_FOREACH_SAFE(b->head, p, next)
+    {
+        if (was_missed(p, now))
+            process_forget(p);
+    }
+}
+
 static void sweep_bucket(struct sessions *s, struct bucket *b)
 {
     struct sandbox *sb = sandboxes_find(s->config.sandboxes, b->sandbox_id);
     if (sb) {
         bucket_end(b, sandbox_state(sb), "the sandbox was gone when the server looked");
+        forget_missed(b);
     } else if (s->swept) {
         bucket_forget(s, b);
         bucket_free(s, b);

@@ -28,6 +28,9 @@ struct guest_process {
     unsigned input_closes;
     int signal;
     bool signal_tree;
+    unsigned signals;       /* how many so far, */
+    int first_signal;       /* and the first one */
+    uint32_t grace_ms;      /* of the command; of the last terminate */
     guest_done signal_done; /* answered by fake_signal_answer */
     void *signal_arg;
     bool exited, released;

@@ -115,6 +115,7 @@ int guest_process_start(struct guest *g, const struct guest_exec *exec,
     p->cols = exec->cols;
     p->stdin_open = exec->stdin_open;
     p->timeout_ms = exec->timeout_ms;
+    p->grace_ms = exec->grace_ms;
     g->started++;
     *ret = p;
     return 0;
@@ -165,10 +166,19 @@ void guest_process_stdin_close(struct guest_process *p)
 
 void guest_process_signal(struct guest_process *p, int signal, bool tree, guest_done done, void *arg)
 {
+    if (p->signals++ == 0)
+        p->first_signal = signal;
     p->signal = signal;
     p->signal_tree = tree;
     p->signal_done = done;
     p->signal_arg = arg;
+}
+
+void guest_process_terminate(struct guest_process *p, int signal, uint32_t grace_ms, guest_done done,
+                             void *arg)
+{
+    guest_process_signal(p, signal, true, done, arg);
+    p->grace_ms = grace_ms;
 }
 
 void guest_process_resize(struct guest_process *p, uint16_t rows, uint16_t cols)

@@ -331,25 +331,25 @@ static void test_signals(void **state)
     struct guest_process *g;
     struct process *p = started_process(w, &g);
     unsigned answers = 0;
-    assert_int_equal(process_signal(p, "SIGNOPE", true, on_signal, &answers, &w->err), ERROR_INVALID);
+    assert_int_equal(process_signal(p, "SIGNOPE", true, 0, on_signal, &answers, &w->err), ERROR_INVALID);
     assert_string_equal(w->err.field, "signal");
-    assert_ok(process_signal(p, "SIGINT", true, on_signal, &answers, &w->err), &w->err);
+    assert_ok(process_signal(p, "SIGINT", true, 0, on_signal, &answers, &w->err), &w->err);
     assert_int_equal(g->signal, 2);
     assert_true(g->signal_tree);
     fake_signal_answer(g, NULL);
     assert_int_equal(answers, 1);
     assert_int_equal(signal_code, 0);
     /* Nobody waits any more: the late answer goes nowhere. */
-    assert_ok(process_signal(p, "TERM", false, on_signal, &answers, &w->err), &w->err);
+    assert_ok(process_signal(p, "TERM", false, 0, on_signal, &answers, &w->err), &w->err);
     process_signal_forget(w->sessions, w->sb->id, &answers);
     fake_signal_answer(g, NULL);
     assert_int_equal(answers, 1);
     /* The link goes down with one under way. */
-    assert_ok(process_signal(p, "TERM", false, on_signal, &answers, &w->err), &w->err);
+    assert_ok(process_signal(p, "TERM", false, 0, on_signal, &answers, &w->err), &w->err);
     fake_link(w->sandboxes, w->sb, NULL, NULL);
     assert_int_equal(answers, 2);
     assert_int_equal(signal_code, ERROR_UNAVAILABLE);
-    assert_int_equal(process_signal(p, "TERM", false, on_signal, &answers, &w->err), ERROR_CONFLICT);
+    assert_int_equal(process_signal(p, "TERM", false, 0, on_signal, &answers, &w->err), ERROR_CONFLICT);
 }
 
 /* Its sandbox ends: one result, for everyone, and never an exit code. */
@@ -877,7 +877,7 @@ static void test_journal_disk_full(void **state)
     assert_int_equal(k->results, 1);
     sink_close(k);
     k = sink_open(w, p);
-    world_settle(w);
+    world_until(w, k->results == 1);
     assert_int_equal(k->gaps[0], 5);
     sink_holds(k, 0, "kept");
     sink_close(k);

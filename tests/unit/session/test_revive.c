@@ -663,7 +663,7 @@ static void test_fork(void **state)
     struct guest_process *cg = adopted(c.guest, process_id(p), 3); /* the name that the guest knows */
     fake_started(cg, 42);
     fake_output(cg, GUEST_STDOUT, 3, "child", 5);
-    assert_ok(process_signal(copy, "TERM", true, NULL, NULL, &w->err), &w->err);
+    assert_ok(process_signal(copy, "TERM", true, 0, NULL, NULL, &w->err), &w->err);
     assert_int_equal(cg->signal, 15);
     assert_int_equal(g->signal, 0);
     fake_signal_answer(cg, NULL);
