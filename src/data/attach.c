@@ -29,6 +29,8 @@ static void end(struct attach *a, enum attach_end how, const char *reason)
     if (a->ended)
         return;
     a->ended = true;
+    a->how = how;
+    (void)str_copy(a->why, sizeof(a->why), reason);
     struct process_reader *r = TAKE(a->reader);
     a->wire->end(a, how, reason);
     process_reader_close(r);
@@ -74,6 +76,18 @@ static json_t *farewell_json(const struct attach *a, const char *type)
                      (json_int_t)process_reader_offset(a->reader, GUEST_STDERR), "attach", path ? path : "");
 }
 
+/* What was taken from the client and not by the process yet. */
+static void leave_input(struct attach *a)
+{
+    size_t n = buf_len(&a->input);
+    if (n == 0)
+        return;
+    process_stdin_keep(a->process, buf_head(&a->input), n);
+    buf_consume(&a->input, n);
+    if (a->input_closed)
+        (void)process_stdin_close(a->process, NULL);
+}
+
 static void on_interrupted(void *arg, const char *reason, const char *message)
 {
     struct attach *a = arg;
@@ -81,11 +95,8 @@ static void on_interrupted(void *arg, const char *reason, const char *message)
         end(a, ATTACH_END_BROKEN, message);
         return;
     }
-    if (str_eq(reason, PROCESS_SUSPENDED)) {
-        process_stdin_keep(a->process, buf_head(&a->input), buf_len(&a->input));
-        if (a->input_closed && buf_len(&a->input) > 0)
-            (void)process_stdin_close(a->process, NULL);
-    }
+    if (str_eq(reason, PROCESS_SUSPENDED))
+        leave_input(a);
     give_event(a, farewell_json(a, reason));
     end(a, ATTACH_END_LATER, message);
 }
@@ -112,10 +123,48 @@ static void release(struct data_call *c, bool aborted)
 {
     struct attach *a = (struct attach *)c;
     (void)aborted;
+    loop_timer_stop(&a->ping);
     process_reader_close(TAKE(a->reader));
     buf_finish(&a->input);
     buf_finish(&a->lines);
     json_decref(TAKE(a->farewell));
+}
+
+/* The next call, from c on, that is attached to the same process. */
+static struct attach *next_attached(const struct attach *a, struct data_call *c)
+{
+    for (; c; c = c->next) {
+        struct attach *other = (struct attach *)c;
+        if (c->release == release && other != a && other->reader && str_eq(other->process_id, a->process_id))
+            return other;
+    }
+    return NULL;
+}
+
+static bool has_other_writer(const struct attach *a)
+{
+    struct attach *other = next_attached(a, a->call.d->calls);
+    while (other && other->wire != &attach_ws)
+        other = next_attached(a, other->call.next);
+    return other != NULL;
+}
+
+void attach_left(struct attach *a)
+{
+    if (!a->reader || process_state(a->process) == PROCESS_EXITED)
+        return;
+    leave_input(a);
+    if (!has_other_writer(a))
+        process_detached(a->process);
+}
+
+static void take_over(const struct attach *a)
+{
+    struct attach *other;
+    while ((other = next_attached(a, a->call.d->calls))) {
+        leave_input(other);
+        end(other, ATTACH_END_TAKEN, "taken over"); /* which closes its reader */
+    }
 }
 
 static void follow(struct attach *a)
@@ -124,10 +173,13 @@ static void follow(struct attach *a)
     int rc = process_start(a->process, &err);
     if (rc == 0)
         rc = process_reader_open(a->process, a->offset[0], a->offset[1], &reader_events, a, &a->reader, &err);
-    if (rc < 0)
+    if (rc < 0) {
         data_call_fail(&a->call, &err);
-    else
-        a->wire->open(a);
+        return;
+    }
+    if (a->takeover)
+        take_over(a);
+    a->wire->open(a);
 }
 
 static void on_running(struct data_call *c, struct sandbox *sb)
@@ -199,7 +251,11 @@ static const struct attach_wire *choose_wire(struct http_request *r, struct erro
 
 static int check(struct data *d, struct http_request *r, struct attach *a, struct error *err)
 {
+    uint64_t takeover = 0;
     int rc = http_query_u64(r, "stdout_offset", 0, INT64_MAX, 0, &a->offset[0], err);
+    if (rc == 0)
+        rc = http_query_u64(r, "takeover", 0, 1, 0, &takeover, err);
+    a->takeover = takeover == 1;
     if (rc == 0)
         rc = http_query_u64(r, "stderr_offset", 0, INT64_MAX, 0, &a->offset[1], err);
     if (rc == 0)

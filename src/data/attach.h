@@ -8,6 +8,7 @@ struct attach;
 enum attach_end {
     ATTACH_END_RESULT, /* the result has been given */
     ATTACH_END_LATER,  /* the last event told where to come back */
+    ATTACH_END_TAKEN,  /* another client has taken over */
     ATTACH_END_BROKEN,
 };
 
@@ -28,7 +29,10 @@ struct attach {
     char session_id[ID_SIZE];
     struct process_reader *reader;
     uint64_t offset[2];
-    bool ended; /* wire->end was called */
+    bool takeover;
+    bool ended;          /* wire->end was called, */
+    enum attach_end how; /* with this */
+    char why[128];
     /* WebSocket */
     struct http_ws *ws;
     struct buf input; /* stdin that the guest has not taken */
@@ -36,11 +40,17 @@ struct attach {
     json_t *farewell; /* came before the connection was there */
     /* NDJSON */
     struct buf lines;
+    struct loop_timer ping;
+    bool spoke; /* since the timer was started */
     bool broken;
 };
 
 extern const struct attach_wire attach_ws;
 extern const struct attach_wire attach_ndjson;
+
+/* The client is gone, its process is not: what it gave is not lost, and stdin ends when that was asked for.
+ */
+void attach_left(struct attach *a);
 
 /* "stdout" or "stderr". */
 const char *attach_stream_name(enum guest_stream stream);

@@ -7,6 +7,7 @@
 #define LINES_MAX (1024 * 1024)
 #define RESERVE (64 * 1024) /* kept for events */
 #define PIECE_MAX (48 * 1024)
+#define PING_MS 7500     /* silence of 7.5 to 15 s is broken */
 #define LINE_OVERHEAD 96 /* of an output line, over its base64 */
 
 static ssize_t fill(struct http_request *r, void *to, size_t max)
@@ -26,17 +27,35 @@ static ssize_t fill(struct http_request *r, void *to, size_t max)
     return (ssize_t)n;
 }
 
-static void ndjson_event(struct attach *a, const json_t *event)
+static void put_line(struct attach *a, const char *text)
 {
-    char *text = json_dumps(event, JSON_COMPACT);
     size_t n = text ? strlen(text) : 0;
     if (!text || n + 1 > buf_room(&a->lines) || !buf_append(&a->lines, text, n) ||
         !buf_append(&a->lines, "\n", 1)) {
         a->ended = true;
         a->broken = true;
     }
-    free(text);
+    a->spoke = true;
     http_stream_wake(a->call.r);
+}
+
+static void ndjson_event(struct attach *a, const json_t *event)
+{
+    char *text = json_dumps(event, JSON_COMPACT);
+    put_line(a, text);
+    free(text);
+}
+
+/* Proxies cut what is silent, and a client that has vanished is found when something is sent to it. */
+static void on_ping(struct loop_timer *t)
+{
+    struct attach *a = t->arg;
+    if (a->ended)
+        return;
+    if (!a->spoke && buf_len(&a->lines) == 0)
+        put_line(a, "{\"type\":\"ping\"}");
+    a->spoke = false;
+    loop_timer_start(&a->ping, PING_MS);
 }
 
 /* {"type":"stdout","offset":0,"data_b64":"..."} */
@@ -70,6 +89,7 @@ static size_t ndjson_output(struct attach *a, enum guest_stream stream, uint64_t
             break;
         taken += piece;
     }
+    a->spoke = true;
     http_stream_wake(a->call.r);
     return taken;
 }
@@ -77,6 +97,9 @@ static size_t ndjson_output(struct attach *a, enum guest_stream stream, uint64_t
 static void ndjson_end(struct attach *a, enum attach_end how, const char *reason)
 {
     (void)reason;
+    loop_timer_stop(&a->ping);
+    if (how == ATTACH_END_TAKEN)
+        put_line(a, "{\"type\":\"taken_over\"}");
     a->broken = a->broken || how == ATTACH_END_BROKEN;
     http_stream_wake(a->call.r);
 }
@@ -84,6 +107,8 @@ static void ndjson_end(struct attach *a, enum attach_end how, const char *reason
 static void ndjson_open(struct attach *a)
 {
     buf_init(&a->lines, LINES_MAX + RESERVE);
+    loop_timer_init(http_loop(a->call.r), &a->ping, on_ping, a);
+    loop_timer_start(&a->ping, PING_MS);
     http_add_header(a->call.r, "Cache-Control", "no-store");
     http_stream_start(a->call.r, 200, "application/x-ndjson", UINT64_MAX, fill);
 }

@@ -17,6 +17,7 @@
 #define CLOSE_LEAVING 1001
 #define CLOSE_POLICY 1008
 #define CLOSE_BROKEN 1011
+#define CLOSE_TAKEN 4001
 #define REASON_MAX 120 /* bytes of a close frame's reason */
 
 static void ws_close(struct attach *a, unsigned code, const char *reason)
@@ -35,6 +36,7 @@ static void refuse(struct attach *a, const char *why)
     if (a->ended)
         return;
     a->ended = true;
+    attach_left(a);
     process_reader_close(TAKE(a->reader));
     ws_close(a, CLOSE_POLICY, why);
 }
@@ -91,7 +93,7 @@ static int obey(struct attach *a, const struct attach_msg *m, struct error *err)
     case ATTACH_RESIZE:
         return process_resize(a->process, m->rows, m->cols, err);
     case ATTACH_SIGNAL:
-        return process_signal(a->process, m->signal, true, NULL, NULL, err);
+        return process_signal(a->process, m->signal, true, 0, NULL, NULL, err);
     case ATTACH_STDIN_CLOSE:
         return close_stdin(a, err);
     }
@@ -168,6 +170,7 @@ static void ws_end(struct attach *a, enum attach_end how, const char *reason)
     static const unsigned codes[] = {
         [ATTACH_END_RESULT] = CLOSE_NORMAL,
         [ATTACH_END_LATER] = CLOSE_LEAVING,
+        [ATTACH_END_TAKEN] = CLOSE_TAKEN,
         [ATTACH_END_BROKEN] = CLOSE_BROKEN,
     };
     if (a->ws)
@@ -182,8 +185,10 @@ static void on_closed(struct http_ws *ws, unsigned code)
     (void)code;
     a->ws = NULL;
     a->ended = true;
-    if (a->call.d)
+    if (a->call.d) {
+        attach_left(a);
         data_call_done(&a->call);
+    }
     data_call_free(&a->call);
 }
 
@@ -196,7 +201,7 @@ static void on_opened(struct http_ws *ws, void *arg)
         ws_event(a, a->farewell);
         ws_close(a, CLOSE_LEAVING, json_string_value(json_object_get(a->farewell, "type")));
     } else if (a->ended)
-        ws_close(a, CLOSE_BROKEN, "the process is no longer known");
+        ws_end(a, a->how, a->why);
     else if (a->reader)
         process_reader_resume(a->reader);
 }

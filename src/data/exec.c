@@ -22,7 +22,7 @@ static void release(struct data_call *c, bool aborted)
 {
     struct exec *x = (struct exec *)c;
     if (aborted && x->reader && process_state(x->process) != PROCESS_EXITED)
-        (void)process_signal(x->process, "SIGKILL", true, NULL, NULL, NULL);
+        (void)process_signal(x->process, "SIGKILL", true, 0, NULL, NULL, NULL);
     process_reader_close(TAKE(x->reader));
     if (c->d)
         c->d->exec_bytes -= buf_len(&x->output[0]) + buf_len(&x->output[1]);

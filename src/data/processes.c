@@ -4,6 +4,7 @@
 #include "base/cleanup.h"
 #include "base/str.h"
 #include "data/call.h"
+#include "session/spec.h"
 #include "json/json.h"
 
 #define LIST_DEFAULT 100
@@ -55,6 +56,27 @@ static void wake(struct data *d, struct sandbox *sb)
         data_call_free(c);
 }
 
+/* An attach would be refused: then nothing is made that could not be started. What is to start by itself
+ * waits for its sandbox. */
+static int check_awake(const struct sandbox *sb, struct error *err)
+{
+    switch (sandbox_state(sb)) {
+    case SANDBOX_PAUSING:
+    case SANDBOX_PAUSED:
+    case SANDBOX_SUSPENDING:
+    case SANDBOX_SUSPENDED:
+    case SANDBOX_STOPPING:
+    case SANDBOX_STOPPED:
+        break;
+    default:
+        return 0;
+    }
+    if (sandbox_auto_wake(sb))
+        return 0;
+    return error_set(err, ERROR_CONFLICT, "the sandbox is %s and is not woken automatically: wake it first",
+                     sandbox_state_name(sandbox_state(sb)));
+}
+
 void sessions_post(struct http_request *r, void *arg)
 {
     struct data *d = arg;
@@ -66,6 +88,8 @@ void sessions_post(struct http_request *r, void *arg)
     if (!sb)
         return;
     int rc = sessions_check(d->config.sessions, sb, http_json(r), false, &now, &err);
+    if (rc == 0 && !now)
+        rc = check_awake(sb, &err);
     if (rc == 0)
         rc = sessions_new(d->config.sessions, sb, http_json(r), &se, &token, &err);
     if (rc < 0) {
@@ -135,7 +159,11 @@ struct process_call {
     struct process_wait *wait;
     const char *signal; /* borrowed from the body */
     bool tree;
+    uint32_t grace_ms;
     bool signaling;
+    struct process_warm *warm; /* output that is read from disk */
+    enum guest_stream stream;
+    uint64_t offset, limit;
 };
 
 static void process_call_release(struct data_call *c, bool aborted)
@@ -143,6 +171,7 @@ static void process_call_release(struct data_call *c, bool aborted)
     struct process_call *pc = (struct process_call *)c;
     (void)aborted;
     process_wait_cancel(TAKE(pc->wait));
+    process_warm_cancel(TAKE(pc->warm));
     if (pc->signaling)
         process_signal_forget(c->d->config.sessions, c->sandbox_id, pc);
     pc->signaling = false;
@@ -199,36 +228,56 @@ static int read_stream(struct http_request *r, enum guest_stream *ret, struct er
     return 0;
 }
 
-void process_output_get(struct http_request *r, void *arg)
+static void reply_output(struct process_call *pc, struct process *p)
 {
-    struct process *p = data_process(arg, r);
-    if (!p)
-        return;
+    struct http_request *r = pc->call.r;
     struct error err = ERROR_INIT;
-    enum guest_stream stream = GUEST_STDOUT;
-    uint64_t offset = 0;
-    uint64_t limit = 0;
+    uint64_t offset = pc->offset;
     uint64_t end = 0;
     size_t n = 0;
-    AUTO_FREE void *data = NULL;
-    int rc = read_stream(r, &stream, &err);
-    if (rc == 0)
-        rc = http_query_u64(r, "offset", 0, INT64_MAX, 0, &offset, &err);
-    if (rc == 0)
-        rc = http_query_u64(r, "limit", 1, OUTPUT_MAX, OUTPUT_DEFAULT, &limit, &err);
-    if (rc == 0) {
-        data = malloc(limit);
-        rc = data ? process_output(p, stream, offset, data, limit, &n, &offset, &end, &err)
+    AUTO_FREE void *data = malloc(pc->limit);
+    int rc = data ? process_output(p, pc->stream, offset, data, pc->limit, &n, &offset, &end, &err)
                   : error_set(&err, ERROR_NO_MEMORY, "out of memory");
-    }
     if (rc < 0) {
-        http_reply_error(r, &err);
+        data_call_fail(&pc->call, &err);
         return;
     }
     data_add_header_u64(r, "X-Space-Offset", offset);
     data_add_header_u64(r, "X-Space-End", end);
     http_add_header(r, "Cache-Control", "no-store");
     http_reply_text(r, 200, "application/octet-stream", data, n);
+}
+
+static void on_warm(void *arg)
+{
+    struct process_call *pc = arg;
+    struct error err = ERROR_INIT;
+    pc->warm = NULL;
+    struct process *p = data_call_process(&pc->call, pc->process_id, &err);
+    if (p)
+        reply_output(pc, p);
+    else
+        data_call_fail(&pc->call, &err);
+}
+
+void process_output_get(struct http_request *r, void *arg)
+{
+    struct error err = ERROR_INIT;
+    struct process_call *pc = process_call_new(arg, r);
+    if (!pc)
+        return;
+    int rc = read_stream(r, &pc->stream, &err);
+    if (rc == 0)
+        rc = http_query_u64(r, "offset", 0, INT64_MAX, 0, &pc->offset, &err);
+    if (rc == 0)
+        rc = http_query_u64(r, "limit", 1, OUTPUT_MAX, OUTPUT_DEFAULT, &pc->limit, &err);
+    if (rc < 0) {
+        data_call_fail(&pc->call, &err);
+        return;
+    }
+    pc->warm = process_output_warm(pc->process, pc->stream, pc->offset, pc->limit, on_warm, pc);
+    if (!pc->warm)
+        reply_output(pc, pc->process);
 }
 
 /* --- signals --- */
@@ -249,7 +298,7 @@ static void signal_running(struct data_call *c, struct sandbox *sb)
     struct error err = ERROR_INIT;
     struct process *p = data_call_process(c, pc->process_id, &err);
     (void)sb;
-    if (!p || process_signal(p, pc->signal, pc->tree, on_signaled, pc, &err) < 0)
+    if (!p || process_signal(p, pc->signal, pc->tree, pc->grace_ms, on_signaled, pc, &err) < 0)
         data_call_fail(c, &err);
     else
         pc->signaling = true;
@@ -266,7 +315,10 @@ void process_signal_post(struct http_request *r, void *arg)
         {"tree", JSON_KIND_BOOL, false, 0, 0, &pc->tree},
     };
     pc->tree = true;
-    int rc = json_read(http_json(r), "", table, ARRAY_LEN(table), &err);
+    AUTO_JSON json_t *own = json_copy((json_t *)http_json(r)); /* shallow: the signal stays the body's */
+    int rc = spec_take_seconds(own, "kill_grace_s", SPEC_GRACE_MAX_S, &pc->grace_ms, &err);
+    if (rc == 0)
+        rc = json_read(own, "", table, ARRAY_LEN(table), &err);
     if (rc == 0)
         rc = process_signal_check(pc->process, pc->signal, &err);
     if (rc < 0)
