@@ -3,38 +3,21 @@
 #include <openssl/sha.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 #include <sys/socket.h>
 
 #include "base/cleanup.h"
 #include "http/internal.h"
+#include "http/response.h"
 #include "http/ws_internal.h"
 
 #define KEY_CHARS 24 /* base64 of 16 bytes */
 #define ACCEPT_SIZE 32
 
-/* Whether a comma-separated list holds the token. */
-static bool list_has(const char *list, const char *token, bool fold_case)
-{
-    size_t n = strlen(token);
-    while (list && *list) {
-        list += strspn(list, " \t,");
-        size_t len = strcspn(list, ",");
-        const char *next = list + len;
-        while (len > 0 && (list[len - 1] == ' ' || list[len - 1] == '\t'))
-            len--;
-        if (len == n && (fold_case ? strncasecmp(list, token, n) : strncmp(list, token, n)) == 0)
-            return true;
-        list = next;
-    }
-    return false;
-}
-
 bool http_ws_wanted(const struct http_request *r, const char *protocol)
 {
-    return list_has(http_header(r, "Upgrade"), "websocket", true) &&
-           list_has(http_header(r, "Connection"), "upgrade", true) &&
-           list_has(http_header(r, "Sec-WebSocket-Protocol"), protocol, false);
+    return http_list_has(http_header(r, "Upgrade"), "websocket", true) &&
+           http_list_has(http_header(r, "Connection"), "upgrade", true) &&
+           http_list_has(http_header(r, "Sec-WebSocket-Protocol"), protocol, false);
 }
 
 static bool key_valid(const char *key)
