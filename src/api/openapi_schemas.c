@@ -17,7 +17,8 @@
     ":" REF(name) "},'next_cursor':" STRING_OR_NULL "}}"
 #define COMMAND                                                                                      \
     "'argv':" STRING_LIST ",'shell':" STRING ",'cwd':" STRING ",'env':" STRING_MAP ",'user':" STRING \
-    ",'timeout_s':{'type':'number'},'journal_mib':" INTEGER
+    ",'timeout_s':{'type':'number'},'kill_grace_s':{'type':'number'},'journal_mib':" INTEGER         \
+    ",'overflow':{'type':'string','enum':['block','drop_oldest']}"
 
 static const struct {
     const char *name;
@@ -82,7 +83,7 @@ static const struct {
      ",'name':" STRING_OR_NULL ",'kind':{'type':'string','enum':['full','disk']},'state':{'type':'string',"
      "'enum':['creating','ready','failed']},'template':" REF("TemplateUsed") ",'resources':" REF(
          "Resources") ",'generation':" INTEGER ",'bytes':{'type':['integer','null']},'packed_bytes':{'type':["
-                                               "'integer','null']},'created_at':" TIME "}}"},
+                      "'integer','null']},'created_at':" TIME "}}"},
     {"SnapshotList", LIST("Snapshot")},
     {"SnapshotCreate", "{'type':'object','additionalProperties':false,'properties':{'name':" STRING_OR_NULL
                        ",'kind':{'type':['string','null'],'enum':['full','disk',null],'default':'full'}}}"},
@@ -149,7 +150,8 @@ static const struct {
     {"SessionCreate",
      "{'type':'object','additionalProperties':false,'properties':{" COMMAND ",'stdin':" BOOLEAN
      ",'pty':{'type':'object','required':['rows','cols'],'properties':{'rows':" INTEGER ",'cols':" INTEGER
-     ",'term':" STRING "}},'start':{'type':'string','enum':['attach','now']}},'oneOf':[{'required':['argv']},"
+     ",'term':" STRING "}},'start':{'type':'string','enum':['attach','now']},'stdin_on_detach':{'type':"
+     "'string','enum':['keep','close']}},'oneOf':[{'required':['argv']},"
      "{'required':['shell']}]}"},
     {"Session", "{'type':'object','required':['id','process_id','sandbox_id'],'properties':{'id':" STRING
                 ",'process_id':" STRING ",'sandbox_id':" STRING ",'created_at':" TIME "}}"},
@@ -176,7 +178,7 @@ static const struct {
     {"ProcessList", LIST("Process")},
     {"SignalRequest",
      "{'type':'object','additionalProperties':false,'required':['signal'],'properties':{'signal':" STRING
-     ",'tree':" BOOLEAN "}}"},
+     ",'tree':" BOOLEAN ",'kill_grace_s':{'type':'number'}}}"},
     {"FileStat", "{'type':'object','required':['path','type','size'],'properties':{'path':" STRING
                  ",'type':" STRING ",'size':" INTEGER ",'mode':" STRING ",'uid':" INTEGER ",'gid':" INTEGER
                  ",'modified_at':" TIME_OR_NULL "}}"},

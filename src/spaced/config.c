@@ -82,6 +82,8 @@ static const struct key keys[] = {
     {"pool_size_mib", NUMBER, AT(pool_size_mib), "0", 0, 67108864, NULL,
      "size of a loop-backed disk pool; 0: 75 % of the free space"},
     {"journal_mib", NUMBER, AT(journal_mib), "64", 1, 1024, NULL, "output kept of each stream of a process"},
+    {"journal_sandbox_mib", NUMBER, AT(journal_sandbox_mib), "1024", 1, 16777216, NULL,
+     "output kept of all processes of a sandbox together"},
     {"token_ttl_s", NUMBER, AT(token_ttl_s), "3600", 10, 2592000, NULL, "life of a session token"},
 };
 

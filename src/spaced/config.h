@@ -44,6 +44,7 @@ struct config {
     uint64_t retention_s;
     uint64_t pool_size_mib;
     uint64_t journal_mib;
+    uint64_t journal_sandbox_mib;
     uint64_t token_ttl_s;
     bool dev;
 };

@@ -197,6 +197,7 @@ static int open_sessions(struct daemon *d, struct error *err)
         .sandboxes = d->sandboxes,
         .journal_dir = journals,
         .journal_default_bytes = c->journal_mib << 20,
+        .journal_sandbox_bytes = c->journal_sandbox_mib << 20,
         .token_ttl_s = (unsigned)c->token_ttl_s,
     };
     int rc = fs_mkdir_p(journals, 0700, err);
