@@ -1,12 +1,18 @@
 /* Fuzz target: the agent's end of the link, with everything behind it, but for starting processes: those are
  * refused as the limit has been reached. What the host sends is wrapped into frames of the right epoch, as
  * nearly all random bytes would die at the header otherwise. Each piece of input: type, flags, channel,
- * length (2 bytes), payload. */
+ * length (2 bytes), payload. Connections are made within a network of its own, where a server stands at port
+ * 80; where there can be none, there are no connections. */
+#include <arpa/inet.h>
 #include <fcntl.h>
+#include <net/if.h>
+#include <netinet/in.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -16,7 +22,55 @@
 
 #define EPOCH 0x1111111122222222ull
 
+#define PORT 80
+#define SERVED_MAX 8
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+static int listener = -1; /* -1: no network of its own */
+static int served[SERVED_MAX];
+
+static void open_network(void)
+{
+    struct sockaddr_in at = {
+        .sin_family = AF_INET, .sin_port = htons(PORT), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    struct ifreq lo = {.ifr_name = "lo", .ifr_flags = IFF_UP};
+    if (unshare(CLONE_NEWNET) < 0 && unshare(CLONE_NEWUSER | CLONE_NEWNET) < 0)
+        return;
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+    if (ioctl(fd, SIOCSIFFLAGS, &lo) < 0 || bind(fd, (const struct sockaddr *)&at, sizeof(at)) < 0 ||
+        listen(fd, SERVED_MAX) < 0)
+        abort();
+    listener = fd;
+    memset(served, -1, sizeof(served));
+}
+
+static void hang_up(int *fd, bool reset)
+{
+    const struct linger at_once = {.l_onoff = reset};
+    (void)setsockopt(*fd, SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once));
+    (void)close(*fd);
+    *fd = -1;
+}
+
+/* The server's turn: sends back what comes; the first byte may ask for its end, a reset, or a flood. */
+static void serve(void)
+{
+    static char bytes[65536];
+    for (size_t i = 0; i < SERVED_MAX && listener >= 0; i++) {
+        if (served[i] < 0)
+            served[i] = accept4(listener, NULL, NULL, SOCK_NONBLOCK);
+        ssize_t n = served[i] >= 0 ? read(served[i], bytes, 4096) : -1;
+        if (n == 0 || (n > 0 && bytes[0] == 'e'))
+            hang_up(&served[i], false);
+        else if (n > 0 && bytes[0] == 'r')
+            hang_up(&served[i], true);
+        else if (n > 0 && bytes[0] == 'h')
+            (void)shutdown(served[i], SHUT_WR);
+        else if (n > 0)
+            (void)!write(served[i], bytes, bytes[0] == 'f' ? sizeof(bytes) : (size_t)n);
+    }
+}
 
 static void put_sync(struct buf *to)
 {
@@ -46,6 +100,8 @@ static size_t put_piece(struct buf *to, const uint8_t *p, size_t n)
         p[0] == PROTO_FILE || p[0] == PROTO_SYNCFS || p[0] == PROTO_IDENTIFY || p[0] == PROTO_SHUTDOWN
             ? PROTO_ATTACH
             : p[0];
+    if (type == PROTO_DIAL && listener < 0)
+        type = PROTO_ATTACH;
     proto_header_put(header, type, p[1], (uint32_t)length, p[2], tag);
     bytes_put_u32(end, tag);
     (void)buf_append(to, header, sizeof(header));
@@ -65,6 +121,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         (void)signal(SIGPIPE, SIG_IGN);
         if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends) < 0)
             abort();
+        open_network();
     }
     struct agent_config config = {.port_fd = ends[1], .cgroup_fd = -1};
     if (agent_init(&agent, &config) < 0)
@@ -79,9 +136,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         size_t used = link_input(&agent.link, buf_head(&in) + at, buf_len(&in) - at);
         at += used ? used : 1;
         agent_turn(&agent, 0);
+        serve();
+        agent_turn(&agent, 0);
         while (read(ends[0], rest, sizeof(rest)) > 0)
             ;
     }
+    for (size_t i = 0; i < SERVED_MAX; i++)
+        if (served[i] >= 0)
+            hang_up(&served[i], true);
     buf_finish(&in);
     agent_finish(&agent);
     return 0;

@@ -1,5 +1,5 @@
 /* Fuzz target: the host's end against a hostile guest. The input is what the guest sends, wrapped into frames
- * of the current epoch; the host has a process and a file under way. */
+ * of the current epoch; the host has a process, files and a connection under way. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,8 +17,9 @@ struct world {
     struct guest *g;
     struct guest_process *p;
     struct guest_file *read, *write;
-    uint64_t at[2];
-    unsigned exited, answered;
+    struct guest_conn *conn;
+    uint64_t at[2], came, taken;
+    unsigned exited, answered, opened, ended, closed;
 };
 
 static void on_ready(struct guest *g, void *arg)
@@ -74,12 +75,48 @@ static void on_written(void *arg, const struct error *err, const struct guest_st
     ((struct world *)arg)->answered++;
 }
 
+static void on_opened(void *arg)
+{
+    struct world *w = arg;
+    if (w->opened++ || w->closed)
+        abort();
+}
+
+static void on_came(void *arg, const void *data, size_t n)
+{
+    struct world *w = arg;
+    (void)data;
+    w->came += n;
+    if (!w->opened || w->ended || w->closed || n == 0 || w->came > w->taken + PROTO_CONN_WINDOW)
+        abort();
+    if (w->came - w->taken > 1000) {
+        guest_conn_taken(w->conn, n);
+        w->taken += n;
+    }
+    (void)guest_conn_push(w->conn, "more", 4);
+}
+
+static void on_end(void *arg)
+{
+    struct world *w = arg;
+    if (!w->opened || w->ended++ || w->closed)
+        abort();
+}
+
+static void on_closed(void *arg, const struct error *err)
+{
+    struct world *w = arg;
+    if (w->closed++ || (!err && !w->ended))
+        abort();
+}
+
 static void begin(struct world *w, struct loop *l)
 {
     static const struct guest_events events = {on_ready, on_lost};
     static const struct guest_process_events process = {NULL, on_output, on_exited, NULL};
     static const struct guest_read_events reads = {NULL, on_data, on_done};
     static const struct guest_write_events writes = {NULL, on_written};
+    static const struct guest_conn_events conn = {on_opened, on_came, on_end, NULL, on_closed};
     struct guest_config config = {.socket_path = "/nonexistent/port", .sandbox_id = "sb_fuzz"};
     struct guest_exec x = {.process_id = "pr_fuzz", .argv = (const char *const[]){"x", NULL}};
     struct guest_write f = {.path = "/x"};
@@ -94,8 +131,11 @@ static void begin(struct world *w, struct loop *l)
     w->g->tag = proto_epoch_tag(EPOCH);
     if (guest_process_start(w->g, &x, &process, w, &w->p, &e) < 0 ||
         guest_file_read(w->g, NULL, "/r", 0, 100, &reads, w, &w->read, &e) < 0 ||
-        guest_file_write(w->g, &f, &writes, w, &w->write, &e) < 0)
+        guest_file_write(w->g, &f, &writes, w, &w->write, &e) < 0 ||
+        guest_dial(w->g, 80, &conn, w, &w->conn, &e) < 0)
         abort();
+    (void)guest_conn_push(w->conn, "a request", 9);
+    guest_conn_pump(w->conn);
     guest_sync(w->g, on_done, w);
     (void)guest_process_stdin(w->p, "some input", 10);
     (void)guest_file_push(w->write, "some data", 9);
@@ -127,11 +167,15 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         guest_process_pump(w.p);
         guest_file_pump(w.write);
         guest_file_pump(w.read);
+        if (w.ended)
+            guest_conn_end(w.conn);
+        guest_conn_pump(w.conn);
     }
     guest_leave(w.g);
     guest_process_release(w.p);
     guest_file_close(w.read);
     guest_file_close(w.write);
+    guest_conn_close(w.conn);
     guest_destroy(w.g);
     return 0;
 }
