@@ -229,6 +229,8 @@ struct child_spec {
     const char *name; /* "" none */
     const json_t *metadata, *env;
     const struct lifecycle *lifecycle;
+    const struct exposure
+        *exposure; /* NULL: none: what may be reached of a sandbox is not said of its copies */
     const char *project;
 };
 
@@ -248,6 +250,8 @@ static struct sandbox *child_new(struct sandboxes *s, struct snapshot *sn, const
     sb->lifecycle = *spec->lifecycle;
     sb->lifecycle.from_ms = 0;
     sb->lifecycle.expired = false;
+    if (spec->exposure)
+        sb->exposure = *spec->exposure;
     sb->created_ms = sb->active_ms = now_ms(s);
     sb->shape = sn->shape;
     id_random(sb->machine_id, sizeof(sb->machine_id));
@@ -289,6 +293,7 @@ int create_from_snapshot(struct sandboxes *s, const struct create_spec *spec, co
                                      .metadata = spec->metadata,
                                      .env = spec->env ? spec->env : sn->env,
                                      .lifecycle = &spec->lifecycle,
+                                     .exposure = &spec->exposure,
                                      .project = sn->project};
     int rc = snapshot_check(s, sn, err);
     if (rc == 0)
@@ -334,7 +339,7 @@ static int read_body(struct sandboxes *s, const struct sandbox *sb, json_t *rest
         return rc;
     (void)json_object_update(rest, (json_t *)body);
     (void)json_object_del(rest, "count");
-    rc = patch_spec_read(&s->config, rest, &sb->lifecycle, &spec->patch, err);
+    rc = patch_spec_read(&s->config, rest, &sb->lifecycle, &sb->exposure, &spec->patch, err);
     if (rc == 0 && spec->count > 1 && strlen(spec->patch.name) > 59)
         rc = error_field(err, ERROR_INVALID, "name",
                          "name has at most 59 bytes when there are several children: each gets a number");

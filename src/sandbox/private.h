@@ -111,6 +111,17 @@ struct lifecycle {
     bool expired;    /* the lifetime is over and the sandbox is kept suspended until expires_ms */
 };
 
+#define PUBLIC_PORTS_MAX 64
+
+/* Who may reach ports of the guest without an API key. Zeroed: nobody. */
+struct exposure {
+    bool all; /* every port is public */
+    uint16_t port[PUBLIC_PORTS_MAX];
+    unsigned ports;
+    bool has_token;
+    unsigned char token[32]; /* SHA-256 of the traffic token */
+};
+
 /* A create request, checked. The JSON values are borrowed from the body. */
 struct create_spec {
     const char *template; /* NULL: from a snapshot */
@@ -120,14 +131,16 @@ struct create_spec {
     const json_t *env;
     int64_t vcpus, memory_mib, disk_mib; /* 0: not given */
     struct lifecycle lifecycle;
+    struct exposure exposure;
 };
 
-/* A change of name, metadata or lifecycle, checked. */
+/* A change of name, metadata, lifecycle or public ports, checked. */
 struct patch_spec {
     bool has_name;
     const char *name;
     const json_t *metadata; /* NULL: unchanged */
     struct lifecycle lifecycle;
+    struct exposure exposure;
 };
 
 /* Why a verb was begun that no client asked for. */
@@ -223,6 +236,7 @@ struct sandbox {
     uint64_t generation;
     struct vm_shape shape;
     struct lifecycle lifecycle;
+    struct exposure exposure;
     json_t *metadata, *env; /* owned objects */
     unsigned char machine_id[16];
     int64_t created_ms, started_ms, active_ms, expires_ms, ended_ms; /* 0: not yet / never */
@@ -430,8 +444,9 @@ bool on_idle_parse(const char *name, enum on_idle *ret);
 /* spec.c */
 int create_spec_read(const struct sandboxes_config *config, const json_t *body, struct create_spec *ret,
                      struct error *err);
-/* lifecycle: the values before; *ret holds those after. */
-int patch_spec_read(const struct sandboxes_config *config, const json_t *body, const struct lifecycle *before,
+/* The values before are given; *ret holds those after. */
+int patch_spec_read(const struct sandboxes_config *config, const json_t *body,
+                    const struct lifecycle *lifecycle_now, const struct exposure *exposure_now,
                     struct patch_spec *ret, struct error *err);
 /* What the server gives a sandbox whose request says nothing. */
 void lifecycle_defaults(const struct sandboxes_config *config, struct lifecycle *ret);
@@ -443,6 +458,13 @@ int name_check(const char *name, struct error *err);
 /* The shape a request gets for a release: defaults filled in, the disk at least the release's. */
 int create_spec_shape(const struct sandboxes_config *config, const struct create_spec *spec,
                       uint32_t template_disk_mib, struct vm_shape *ret, struct error *err);
+
+/* exposure.c */
+/* Public ports of a request: the word "all", or a list (both NULL: none). *e is left alone on error. */
+int exposure_read(const char *word, const json_t *list, struct exposure *e, struct error *err);
+json_t *exposure_json(const struct exposure *e); /* network.public_ports, as in the API */
+void exposure_store(const struct exposure *e, json_t *record);
+void exposure_load(const json_t *record, struct exposure *ret);
 
 /* What an operation is told that works on a sandbox: it names that of a fork for a child being created. */
 const char *sandbox_operation_id(const struct sandbox *sb); /* "" when there is none */

@@ -90,16 +90,19 @@ json_t *sandbox_json(const struct sandbox *sb)
     json_t *name = *sb->name ? json_string(sb->name) : json_null();
     const char *op_id = sandbox_operation_id(sb);
     json_t *op = *op_id ? json_string(op_id) : json_null();
-    return json_made(json_pack(
-        "{s:s, s:o, s:s, s:s, s:I, s:o, s:s, s:s, s:o, s:{s:s}, s:o, s:O, s:o, s:o, s:o, s:o, s:o, s:o}", //
-        "id", sb->id, "name", name, "state", sandbox_state_name(sb->state),                               //
-        "desired_state", sandbox_state_name(sb->desired), "generation", (json_int_t)sb->generation,       //
-        "template", template_json(sb), "engine", sb->engine, "acceleration", sb->acceleration,            //
-        "resources", resources_json(&sb->shape), "network", "mode", "none",                               //
-        "lifecycle", lifecycle_json(&sb->lifecycle), "metadata", sb->metadata,                            //
-        "created_at", json_time(sb->created_ms), "started_at", json_time(sb->started_ms),                 //
-        "last_active_at", json_time(sb->active_ms), "expires_at", json_time(sb->expires_ms),              //
-        "operation_id", op, "failure", failure_json(sb)));
+    return json_made(
+        json_pack("{s:s, s:o, s:s, s:s, s:I, s:o, s:s, s:s, s:o, s:{s:s, s:o}, s:o, s:O, s:o, s:o, s:o, s:o, "
+                  "s:o, s:o}",                                                        //
+                  "id", sb->id, "name", name, "state", sandbox_state_name(sb->state), //
+                  "desired_state", sandbox_state_name(sb->desired), "generation",
+                  (json_int_t)sb->generation,                                                            //
+                  "template", template_json(sb), "engine", sb->engine, "acceleration", sb->acceleration, //
+                  "resources", resources_json(&sb->shape), "network", "mode", "none", "public_ports",
+                  exposure_json(&sb->exposure),                                                        //
+                  "lifecycle", lifecycle_json(&sb->lifecycle), "metadata", sb->metadata,               //
+                  "created_at", json_time(sb->created_ms), "started_at", json_time(sb->started_ms),    //
+                  "last_active_at", json_time(sb->active_ms), "expires_at", json_time(sb->expires_ms), //
+                  "operation_id", op, "failure", failure_json(sb)));
 }
 
 const char *sandbox_json_text(const struct sandbox *sb, size_t *ret_len)
@@ -186,6 +189,7 @@ static json_t *record(const struct sandbox *sb)
                                         "failure_reason", sb->failure_reason,       //
                                         "failure_message", sb->failure_message,     //
                                         "operation", sb->op ? sb->op->id : ""));
+    exposure_store(&sb->exposure, r);
     if (json_object_update_new(r, times) < 0 || json_object_update_new(r, stored_machine(sb)) < 0)
         abort(); /* as in json_made */
     return r;
@@ -361,6 +365,7 @@ static bool load_fields(struct sandbox *sb, const json_t *body)
     sb->generation = (uint64_t)record_number(body, "generation");
     load_times(sb, body);
     load_machine(sb, body);
+    exposure_load(body, &sb->exposure);
     load_history(sb, json_object_get(body, "history"));
     return load_texts(sb, body) && resources_load(json_object_get(body, "resources"), &sb->shape) &&
            load_lifecycle(body, &sb->lifecycle) && state_of(body, "state", &sb->state) &&

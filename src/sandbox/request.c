@@ -34,6 +34,7 @@ static void fill(struct sandboxes *s, struct sandbox *sb, const struct create_sp
     sb->desired = SANDBOX_RUNNING;
     sb->generation = 1;
     sb->lifecycle = spec->lifecycle;
+    sb->exposure = spec->exposure;
     sb->created_ms = sb->active_ms = now_ms(s);
     sb->lease = *lease;
     sb->leased = true;
@@ -303,7 +304,7 @@ int sandboxes_verb(struct sandboxes *s, struct sandbox *sb, enum sandbox_verb as
 int sandboxes_patch(struct sandboxes *s, struct sandbox *sb, const json_t *body, struct error *err)
 {
     struct patch_spec spec;
-    int rc = patch_spec_read(&s->config, body, &sb->lifecycle, &spec, err);
+    int rc = patch_spec_read(&s->config, body, &sb->lifecycle, &sb->exposure, &spec, err);
     if (rc == 0 && (sb->state == SANDBOX_DELETED || sb->state == SANDBOX_DELETING))
         rc = verb_conflict(sb, "a change", err);
     if (rc == 0)
@@ -315,6 +316,7 @@ int sandboxes_patch(struct sandboxes *s, struct sandbox *sb, const json_t *body,
     if (spec.has_name)
         (void)str_copy(sb->name, sizeof(sb->name), spec.name);
     sb->lifecycle = spec.lifecycle;
+    sb->exposure = spec.exposure;
     sandbox_touch(s, sb);
     policy_limits(s, sb);
     sandbox_save(s, sb);

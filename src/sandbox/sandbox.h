@@ -60,8 +60,8 @@ struct sandboxes_config {
     uint64_t max_memory_mib; /* sum over running ones; 0: no limit */
     uint32_t default_vcpus, default_memory_mib, default_disk_mib;
     uint32_t max_vcpus, max_memory_mib_each, max_disk_mib;
-    unsigned retention_s; /* deleted and failed sandboxes and finished operations are kept this long */
-    unsigned pack_after_s;        /* a snapshot that was not needed for this long is packed; 0: never */
+    unsigned retention_s;  /* deleted and failed sandboxes and finished operations are kept this long */
+    unsigned pack_after_s; /* a snapshot that was not needed for this long is packed; 0: never */
     unsigned expired_retention_s; /* those suspended at the end of their lifetime; 0: retention_s */
     /* What a sandbox gets that does not say: 0 is none, on_idle is only for one with a timeout. */
     int64_t default_idle_timeout_s;
@@ -169,8 +169,16 @@ struct sandbox_process_hooks {
 };
 void sandboxes_set_process_hooks(struct sandboxes *s, const struct sandbox_process_hooks *hooks, void *arg);
 
-/* PATCH: name, metadata, lifecycle. All or nothing. */
+/* PATCH: name, metadata, lifecycle, network.public_ports. All or nothing. */
 int sandboxes_patch(struct sandboxes *s, struct sandbox *sb, const json_t *body, struct error *err);
+
+/* A new traffic token, in place of any before; only its SHA-256 is kept. ERROR_GONE, ERROR_CONFLICT for a
+ * sandbox that is deleted or being deleted. */
+#define SANDBOX_TOKEN_SIZE 68 /* "tt_", 64 hexadecimal digits, NUL */
+int sandbox_traffic_token_new(struct sandboxes *s, struct sandbox *sb, char ret[SANDBOX_TOKEN_SIZE],
+                              struct error *err);
+/* From here on no token is right. Repeating it is success. */
+int sandbox_traffic_token_remove(struct sandboxes *s, struct sandbox *sb, struct error *err);
 
 struct sandbox *sandboxes_find(struct sandboxes *s, const char *id); /* also deleted ones, while retained */
 struct operation *operations_find(struct sandboxes *s, const char *id);
@@ -189,6 +197,10 @@ const char *sandbox_digest(const struct sandbox *sb); /* 64 hexadecimal digits *
 const json_t *sandbox_metadata(const struct sandbox *sb);
 const json_t *sandbox_env(const struct sandbox *sb); /* object of strings: environment of every command */
 bool sandbox_auto_wake(const struct sandbox *sb);
+/* Whether anybody may use this port of the guest. */
+bool sandbox_port_public(const struct sandbox *sb, uint16_t port);
+/* Compares with the sandbox's traffic token, in constant time; false when it has none. */
+bool sandbox_traffic_token_is(const struct sandbox *sb, const char *token);
 struct guest *sandbox_guest_link(const struct sandbox *sb); /* NULL unless running */
 json_t *sandbox_json(const struct sandbox *sb);             /* new reference; as in the API */
 /* The same as text, kept until the sandbox changes: for the answer to GET. Valid until the next turn. */

@@ -86,21 +86,8 @@ static int check_env(const json_t *map, struct error *err)
 
 /* --- network and lifecycle --- */
 
-static int read_network(const json_t *obj, struct error *err)
+static int check_mode(const char *mode, const json_t *allow, const json_t *deny, struct error *err)
 {
-    if (!obj)
-        return 0;
-    const char *mode = "none";
-    const json_t *allow = NULL;
-    const json_t *deny = NULL;
-    const struct json_field fields[] = {
-        {"mode", JSON_KIND_STRING, .to = &mode},
-        {"allow", JSON_KIND_STRING_LIST, .to = &allow},
-        {"deny", JSON_KIND_STRING_LIST, .to = &deny},
-    };
-    int rc = json_read(obj, "network", fields, ARRAY_LEN(fields), err);
-    if (rc < 0)
-        return rc;
     if (strcmp(mode, "egress") == 0 || strcmp(mode, "open") == 0)
         return error_field(err, ERROR_UNSUPPORTED, "network.mode",
                            "this server gives sandboxes no network: network.mode can only be \"none\"");
@@ -113,6 +100,30 @@ static int read_network(const json_t *obj, struct error *err)
                            "network.%s has nothing to act on",
                            allow ? "allow" : "deny");
     return 0;
+}
+
+static int read_network(const json_t *obj, struct exposure *e, struct error *err)
+{
+    if (!obj)
+        return 0;
+    const char *mode = "none";
+    const char *all = NULL;
+    const json_t *allow = NULL;
+    const json_t *deny = NULL;
+    const json_t *ports = NULL;
+    const json_t *given = json_object_get(obj, "public_ports");
+    const struct json_field word = {"public_ports", JSON_KIND_STRING, .to = &all};
+    const struct json_field list = {"public_ports", JSON_KIND_ARRAY, .max = PUBLIC_PORTS_MAX, .to = &ports};
+    const struct json_field fields[] = {
+        json_is_string(given) ? word : list,
+        {"mode", JSON_KIND_STRING, .to = &mode},
+        {"allow", JSON_KIND_STRING_LIST, .to = &allow},
+        {"deny", JSON_KIND_STRING_LIST, .to = &deny},
+    };
+    int rc = json_read(obj, "network", fields, ARRAY_LEN(fields), err);
+    if (rc == 0)
+        rc = check_mode(mode, allow, deny, err);
+    return rc == 0 && given ? exposure_read(all, ports, e, err) : rc;
 }
 
 static int read_on_idle(const char *text, struct lifecycle *l, struct error *err)
@@ -346,7 +357,7 @@ int create_spec_read(const struct sandboxes_config *config, const json_t *body, 
     if (rc == 0)
         rc = read_resources(config, parts.resources, &spec, err);
     if (rc == 0)
-        rc = read_network(parts.network, err);
+        rc = read_network(parts.network, &spec.exposure, err);
     if (rc == 0)
         rc = lifecycle_read(config, parts.lifecycle, &spec.lifecycle, err);
     if (rc == 0)
@@ -368,10 +379,11 @@ int create_spec_shape(const struct sandboxes_config *config, const struct create
     return 0;
 }
 
-int patch_spec_read(const struct sandboxes_config *config, const json_t *body, const struct lifecycle *before,
+int patch_spec_read(const struct sandboxes_config *config, const json_t *body,
+                    const struct lifecycle *lifecycle_now, const struct exposure *exposure_now,
                     struct patch_spec *ret, struct error *err)
 {
-    struct patch_spec spec = {.name = "", .lifecycle = *before};
+    struct patch_spec spec = {.name = "", .lifecycle = *lifecycle_now, .exposure = *exposure_now};
     const json_t *lifecycle = NULL;
     const json_t *network = NULL;
     const struct json_field fields[] = {
@@ -386,7 +398,7 @@ int patch_spec_read(const struct sandboxes_config *config, const json_t *body, c
     if (rc == 0 && spec.metadata)
         rc = check_metadata(spec.metadata, err);
     if (rc == 0)
-        rc = read_network(network, err);
+        rc = read_network(network, &spec.exposure, err);
     if (rc == 0)
         rc = lifecycle_read(config, lifecycle, &spec.lifecycle, err);
     if (rc < 0)
