@@ -110,6 +110,21 @@ static size_t put_piece(struct buf *to, const uint8_t *p, size_t n)
     return 5 + length;
 }
 
+/* Hands over what is in the buffer, and lets everybody have a turn. */
+static void give(struct agent *a, struct buf *in, int host)
+{
+    static char rest[65536];
+    do {
+        size_t used = link_input(&a->link, buf_head(in), buf_len(in));
+        buf_consume(in, used);
+        agent_turn(a, 0);
+        serve();
+        agent_turn(a, 0);
+        while (read(host, rest, sizeof(rest)) > 0)
+            ;
+    } while (a->link.more_input);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static struct agent agent;
@@ -129,17 +144,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     agent.process_count = PROTO_PROCESSES_MAX;
     buf_init(&in, 4 << 20);
     put_sync(&in);
-    for (size_t at = 0; at < size;)
+    for (size_t at = 0; at < size;) {
         at += put_piece(&in, data + at, size - at);
-    for (size_t at = 0; at < buf_len(&in);) {
-        static char rest[65536];
-        size_t used = link_input(&agent.link, buf_head(&in) + at, buf_len(&in) - at);
-        at += used ? used : 1;
-        agent_turn(&agent, 0);
-        serve();
-        agent_turn(&agent, 0);
-        while (read(ends[0], rest, sizeof(rest)) > 0)
-            ;
+        give(&agent, &in, ends[0]);
     }
     for (size_t i = 0; i < SERVED_MAX; i++)
         if (served[i] >= 0)
