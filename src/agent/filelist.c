@@ -231,9 +231,9 @@ static int tell(struct listing *l, const struct stat *st, size_t path_n, const c
     struct proto_entry e = {.name = l->path, .name_n = path_n, .link = link};
     if (S_ISLNK(st->st_mode)) {
         ssize_t n = readlinkat(tree_path_top(&l->dirs), name, link, sizeof(link) - 1);
-        if (n < 0)
+        if (n < 0 && errno != EACCES)                           /* some of /proc are not everybody's */
             return errno == ENOENT || errno == EINVAL ? 0 : -1; /* it is gone, or something else by now */
-        e.link_n = (size_t)n;
+        e.link_n = n < 0 ? 0 : (size_t)n;
     }
     work_to_stat(st, &e.stat);
     l->out_n += proto_entry_put(l->out + l->out_n, &e);
@@ -246,7 +246,7 @@ static int visit(struct listing *l, const char *name, bool silent, size_t *ret_p
 {
     size_t prefix = l->levels[l->dirs.n - 1].prefix, n = strlen(name);
     struct stat st;
-    if (prefix + n + 1 >= PROTO_PATH_MAX)
+    if (prefix + n >= PROTO_PATH_MAX)
         return 0;
     memcpy(l->path + prefix, name, n + 1);
     if (fstatat(tree_path_top(&l->dirs), name, &st, AT_SYMLINK_NOFOLLOW) < 0)
