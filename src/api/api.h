@@ -2,6 +2,7 @@
  * metrics. */
 #pragma once
 
+#include "base/buf.h"
 #include "http/http.h"
 #include "sandbox/sandbox.h"
 #include "session/session.h"
@@ -32,6 +33,9 @@ struct api_config {
     struct keys *keys;
     json_t *(*doctor)(void *arg); /* GET /v1/doctor: host facts as JSON, new reference; may be NULL */
     void *doctor_arg;
+    /* Adds what other modules count to GET /metrics, in its text format; may be NULL. */
+    void (*metrics)(void *arg, struct buf *to);
+    void *metrics_arg;
     const char *kernel_release;
 };
 

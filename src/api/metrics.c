@@ -256,6 +256,8 @@ char *metrics_text(struct api *a)
     family(&b, "space_store_commit_seconds", "histogram", "Transactions of the store.");
     write_histogram(&b, "space_store_commit_seconds", "", &a->metrics->commits);
     write_answers(&b, a->metrics);
+    if (c->metrics)
+        c->metrics(c->metrics_arg, &b);
     gauge(&b, "process_resident_memory_bytes", "Resident memory of this process.", resident_bytes());
     char *text = buf_append(&b, "", 1) ? strdup((const char *)buf_head(&b)) : NULL;
     buf_finish(&b);

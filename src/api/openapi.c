@@ -104,28 +104,41 @@ static json_t *operation(const struct http_route *route, json_t *parameters)
     json_t *body = request_body(route);
     if (body)
         (void)json_object_set_new(op, "requestBody", body);
-    if (route->role == ROLE_NONE)
+    if (route->raw) /* a key, the sandbox's traffic token, or nothing for a public port */
+        (void)json_object_set_new(
+            op, "security", json_pack("[{s:[]}, {s:[]}, {s:[]}, {}]", "bearer", "apiKey", "trafficToken"));
+    else if (route->role == ROLE_NONE)
         (void)json_object_set_new(op, "security", json_array());
     return op;
 }
 
-static void add_route(json_t *paths, const struct http_route *route)
+static void add_method(json_t *paths, const struct http_route *route, const char *name)
 {
     char path[256], method[16];
     json_t *parameters = json_array();
     add_path(parameters, route->pattern, path, sizeof(path));
     add_query(parameters, route->query);
-    if (strcmp(route->method, "POST") == 0 && route->body != BODY_STREAM)
+    if (strcmp(name, "POST") == 0 && route->body != BODY_STREAM)
         json_array_append_new(parameters, reference("parameters", "IdempotencyKey"));
-    size_t n = strlen(route->method);
+    size_t n = strlen(name);
     for (size_t i = 0; i <= n && i < sizeof(method); i++)
-        method[i] = (char)(route->method[i] | (route->method[i] ? 0x20 : 0));
+        method[i] = (char)(name[i] | (name[i] ? 0x20 : 0));
     json_t *item = json_object_get(paths, path);
     if (!item) {
         item = json_object();
         (void)json_object_set_new(paths, path, item);
     }
     (void)json_object_set_new(item, method, operation(route, parameters));
+}
+
+/* The methods that the document can name, for a route that takes any. */
+static void add_route(json_t *paths, const struct http_route *route)
+{
+    static const char *const any[] = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"};
+    if (strcmp(route->method, "*") != 0)
+        add_method(paths, route, route->method);
+    for (size_t i = 0; strcmp(route->method, "*") == 0 && i < ARRAY_LEN(any); i++)
+        add_method(paths, route, any[i]);
 }
 
 /* --- components --- */
@@ -176,8 +189,10 @@ static json_t *components(void)
         json_pack("{s:s, s:s, s:b, s:s, s:{s:s, s:i, s:i}}", "name", "Idempotency-Key", "in", "header",
                   "required", 0, "description", "The same key and request again gives the same answer",
                   "schema", "type", "string", "minLength", 1, "maxLength", 255);
-    json_t *security = json_pack("{s:{s:s, s:s}, s:{s:s, s:s, s:s}}", "bearer", "type", "http", "scheme",
-                                 "bearer", "apiKey", "type", "apiKey", "in", "header", "name", "X-API-Key");
+    json_t *security =
+        json_pack("{s:{s:s, s:s}, s:{s:s, s:s, s:s}, s:{s:s, s:s, s:s}}", "bearer", "type", "http", "scheme",
+                  "bearer", "apiKey", "type", "apiKey", "in", "header", "name", "X-API-Key", "trafficToken",
+                  "type", "apiKey", "in", "header", "name", "X-Space-Traffic-Token");
     return json_pack("{s:o, s:{s:o}, s:{s:o}, s:o}", "schemas", schemas(), "responses", "Problem", problem,
                      "parameters", "IdempotencyKey", key, "securitySchemes", security);
 }

@@ -36,8 +36,13 @@ static const struct {
      "'memory_mib':{'type':'integer','minimum':128},'disk_mib':{'type':'integer','minimum':1}}}"},
     {"TemplateUsed",
      "{'type':'object','required':['ref','digest'],'properties':{'ref':" STRING ",'digest':" STRING "}}"},
-    {"Network", "{'type':'object','properties':{'mode':{'type':'string','enum':['none','egress','open']},'"
-                "allow':" STRING_LIST ",'deny':" STRING_LIST "}}"},
+    {"Network",
+     "{'type':'object','additionalProperties':false,'properties':{'mode':{'type':'string','enum':"
+     "['none','egress','open']},'allow':" STRING_LIST ",'deny':" STRING_LIST
+     ",'public_ports':{'description':'Ports of the sandbox that need neither key nor token','oneOf':["
+     "{'type':'array','maxItems':64,'uniqueItems':true,'items':{'type':'integer','minimum':1,"
+     "'maximum':65535}},{'type':'string','enum':['all']},{'type':'null'}]}}}"},
+    {"TrafficToken", "{'type':'object','required':['token'],'properties':{'token':" STRING "}}"},
     {"Lifecycle",
      "{'type':'object','additionalProperties':false,'properties':{'idle_timeout_s':" INTEGER_OR_NULL
      ",'on_idle':{'oneOf':[{'type':['string','null'],'enum':['pause','suspend','delete','none',null]},"

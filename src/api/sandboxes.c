@@ -1,4 +1,5 @@
 /* Sandboxes: create, list, read, change, and the verbs of their life that take no body. */
+#include <openssl/crypto.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -204,6 +205,36 @@ static void sandbox_wake(struct http_request *r, void *arg)
     run_verb(arg, r, SANDBOX_WAKE);
 }
 
+/* --- the traffic token: the way to a sandbox's ports without a key --- */
+
+static void traffic_token_post(struct http_request *r, void *arg)
+{
+    struct api *a = arg;
+    struct error err = ERROR_INIT;
+    char token[SANDBOX_TOKEN_SIZE];
+    struct sandbox *sb = api_sandbox_of(a, r, &err);
+    if (!sb || api_no_fields(r, &err) < 0 ||
+        sandbox_traffic_token_new(a->config.sandboxes, sb, token, &err) < 0) {
+        http_reply_error(r, &err);
+        return;
+    }
+    json_t *body = json_pack("{s:s}", "token", token);
+    OPENSSL_cleanse(token, sizeof(token));
+    http_add_header(r, "Cache-Control", "no-store");
+    api_reply_change(a, r, 201, body, NULL);
+}
+
+static void traffic_token_delete(struct http_request *r, void *arg)
+{
+    struct api *a = arg;
+    struct error err = ERROR_INIT;
+    struct sandbox *sb = api_sandbox_of(a, r, &err);
+    if (!sb || sandbox_traffic_token_remove(a->config.sandboxes, sb, &err) < 0)
+        http_reply_error(r, &err);
+    else
+        http_reply_after_commit(r, a->config.store, 204, NULL);
+}
+
 #define SB "/v1/sandboxes/{id}"
 #define VERB(name, summary)                                                                          \
     {                                                                                                \
@@ -221,7 +252,8 @@ struct route_list api_sandbox_routes(void)
         {"GET", SB, sandbox_get, NULL, ROLE_VIEWER, BODY_NONE, 0, "Read a sandbox", NULL, NULL, "Sandbox",
          200},
         {"PATCH", SB, sandbox_patch, NULL, ROLE_USER, BODY_JSON, 0,
-         "Change a sandbox's name, metadata or lifecycle", NULL, "SandboxPatch", "Sandbox", 200},
+         "Change a sandbox's name, metadata, lifecycle or public ports", NULL, "SandboxPatch", "Sandbox",
+         200},
         {"DELETE", SB, sandbox_delete, NULL, ROLE_USER, BODY_JSON, 4096, "Delete a sandbox", NULL, NULL,
          "SandboxOperation", 202},
         VERB(pause, "Stop the virtual CPUs; memory stays resident"),
@@ -231,6 +263,11 @@ struct route_list api_sandbox_routes(void)
         VERB(suspend, "Keep memory, processes and disk on disk; everything else on the host is given back"),
         VERB(restore, "Let a suspended sandbox go on"),
         VERB(wake, "Resume, restore or start, whichever is valid now"),
+        {"POST", SB "/traffic-token", traffic_token_post, NULL, ROLE_USER, BODY_JSON, 4096,
+         "Make the token that opens the sandbox's ports, in place of any before", NULL, NULL, "TrafficToken",
+         201},
+        {"DELETE", SB "/traffic-token", traffic_token_delete, NULL, ROLE_USER, BODY_NONE, 0,
+         "Remove the token that opens the sandbox's ports", NULL, NULL, NULL, 204},
         {"GET", SB "/history", history_get, NULL, ROLE_VIEWER, BODY_NONE, 0,
          "The last changes of a sandbox's state, oldest first", NULL, NULL, "TransitionList", 200},
     };

@@ -655,6 +655,34 @@ static void forgets_old_events(void **state)
     }
 }
 
+/* --- traffic tokens --- */
+
+static void makes_and_removes_traffic_tokens(void **state)
+{
+    (void)state;
+    json_t *j = call("POST", "/v1/sandboxes", ROOT, NULL, "{\"template\":\"seed\"}", 202);
+    char target[96];
+    (void)snprintf(target, sizeof(target), "/v1/sandboxes/%s/traffic-token", text_at(j, "sandbox", "id"));
+    json_decref(j);
+    struct answer a;
+    request(&f, &a, "POST", target, ROOT, "Idempotency-Key: k\r\n", NULL);
+    assert_int_equal(a.status, 201);
+    assert_string_equal(answer_header(&a, "Cache-Control"), "no-store");
+    j = json_loads(a.body, 0, NULL);
+    assert_true(str_starts(text_at(j, "token", NULL), "tt_"));
+    json_decref(j);
+    answer_finish(&a);
+    /* A secret is not kept to be shown again. */
+    expect(&f, "POST", target, ROOT, "Idempotency-Key: k\r\n", NULL, 409, "conflict");
+    expect(&f, "POST", target, ROOT, NULL, "{\"token\":\"mine\"}", 400, "unknown_field");
+    expect(&f, "POST", target, NULL, NULL, NULL, 401, "unauthorized");
+    expect(&f, "DELETE", target, ROOT, NULL, NULL, 204, NULL);
+    expect(&f, "DELETE", target, ROOT, NULL, NULL, 204, NULL);
+    expect(&f, "GET", target, ROOT, NULL, NULL, 405, "method_not_allowed");
+    expect(&f, "POST", "/v1/sandboxes/sb_none/traffic-token", ROOT, NULL, NULL, 404, "not_found");
+    expect(&f, "DELETE", "/v1/sandboxes/sb_none/traffic-token", ROOT, NULL, NULL, 404, "not_found");
+}
+
 /* --- documents --- */
 
 static void check_references(const json_t *document, const json_t *node)
@@ -805,6 +833,7 @@ int main(void)
         T(manages_templates),
         T(tells_what_happens),
         T(forgets_old_events),
+        T(makes_and_removes_traffic_tokens),
         T(documents_every_route),
         T(tells_of_itself),
     };

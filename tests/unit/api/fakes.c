@@ -24,6 +24,7 @@ struct sandbox {
     struct operation *op;
     struct loop_timer timer;
     char *text;
+    unsigned tokens;
 };
 
 struct operation {
@@ -231,6 +232,25 @@ int sandboxes_verb(struct sandboxes *s, struct sandbox *sb, enum sandbox_verb ve
     sb->wanted = verbs[verb].to;
     move_to(sb, verbs[verb].through);
     loop_timer_start(&sb->timer, FAKE_DELAY_MS);
+    return 0;
+}
+
+int sandbox_traffic_token_new(struct sandboxes *s, struct sandbox *sb, char ret[SANDBOX_TOKEN_SIZE],
+                              struct error *err)
+{
+    (void)s;
+    if (sb->state == SANDBOX_DELETED)
+        return error_set(err, ERROR_GONE, "the sandbox was deleted");
+    (void)snprintf(ret, SANDBOX_TOKEN_SIZE, "tt_%064u", ++sb->tokens);
+    put(sb);
+    return 0;
+}
+
+int sandbox_traffic_token_remove(struct sandboxes *s, struct sandbox *sb, struct error *err)
+{
+    (void)s, (void)err;
+    sb->tokens = 0;
+    put(sb);
     return 0;
 }
 
