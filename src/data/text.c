@@ -6,6 +6,7 @@
 #include <time.h>
 
 #include "base/str.h"
+#include "session/base64.h"
 
 /* A decimal number at *s, which moves past it; false when there is none. */
 static bool number(const char **s, uint64_t *ret)
@@ -99,4 +100,73 @@ void http_date(int64_t unix_s, char to[HTTP_DATE_SIZE])
         return;
     (void)snprintf(to, HTTP_DATE_SIZE, "%s, %02d %s %04d %02d:%02d:%02d GMT", days[tm.tm_wday], tm.tm_mday,
                    months[tm.tm_mon], tm.tm_year + 1900, tm.tm_hour, tm.tm_min, tm.tm_sec);
+}
+
+bool b64_read(const char *s, char *to, size_t *ret_n)
+{
+    size_t n = strlen(s);
+    for (size_t i = 0; i < n; i++)
+        to[i] = s[i] == '-' ? '+' : s[i] == '_' ? '/' : s[i];
+    for (unsigned pad = 0; n % 4 != 0 && pad < 2 && (n == 0 || s[strlen(s) - 1] != '='); pad++)
+        to[n++] = '=';
+    return base64_decode(to, n, to, ret_n); /* three bytes are written after four were read */
+}
+
+void b64_write_url(const void *data, size_t n, char *to)
+{
+    size_t length = base64_length(n);
+    base64_encode(data, n, to);
+    while (length > 0 && to[length - 1] == '=')
+        length--;
+    for (size_t i = 0; i < length; i++)
+        to[i] = to[i] == '+' ? '-' : to[i] == '/' ? '_' : to[i];
+    to[length] = '\0';
+}
+
+bool media_is(const char *header, const char *type)
+{
+    size_t n = strlen(type);
+    if (!header || strncasecmp(header, type, n) != 0)
+        return false;
+    header += n + strspn(header + n, " \t");
+    return *header == '\0' || *header == ';' || *header == ',';
+}
+
+/* "q=0.5" among the parameters at s, in thousandths; 1000 without. */
+static unsigned quality(const char *s, size_t n)
+{
+    const char *end = s + n;
+    while (s < end && (s = memchr(s, ';', (size_t)(end - s)))) {
+        s++;
+        s += strspn(s, " \t");
+        if (end - s < 3 || (*s != 'q' && *s != 'Q') || s[1] != '=')
+            continue;
+        unsigned value = s[2] == '1' ? 1000 : 0;
+        unsigned place = 100;
+        for (const char *p = s + 4; s[2] == '0' && s[3] == '.' && p < end && place > 0; p++, place /= 10)
+            value += *p >= '0' && *p <= '9' ? place * (unsigned)(*p - '0') : 0;
+        return value;
+    }
+    return 1000;
+}
+
+unsigned accept_quality(const char *header, const char *type)
+{
+    char group[32];
+    unsigned best = 0;
+    unsigned best_kind = 0; /* the most specific range decides (RFC 9110, 12.5.1) */
+    if (!header || !*header)
+        return 1000;
+    (void)snprintf(group, sizeof(group), "%.*s/*", (int)strcspn(type, "/"), type);
+    for (const char *s = header; *s;) {
+        s += strspn(s, " \t,");
+        size_t n = strcspn(s, ",");
+        unsigned kind = media_is(s, type) ? 3 : media_is(s, group) ? 2 : media_is(s, "*/*") ? 1 : 0;
+        if (kind > best_kind) {
+            best_kind = kind;
+            best = quality(s, n);
+        }
+        s += n;
+    }
+    return best;
 }

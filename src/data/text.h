@@ -20,3 +20,17 @@ bool mode_parse(const char *s, uint32_t *ret);
 /* "Sun, 06 Nov 1994 08:49:37 GMT" into to. */
 #define HTTP_DATE_SIZE 32
 void http_date(int64_t unix_s, char to[HTTP_DATE_SIZE]);
+
+/* Base64 in either alphabet (RFC 4648), with or without its padding, into to, which has room for strlen(s) +
+ * 4 bytes; false when s is not that. */
+bool b64_read(const char *s, char *to, size_t *ret_n);
+
+/* The alphabet for URLs, without padding: for cursors. to has room for n / 3 * 4 + 5 bytes. */
+void b64_write_url(const void *data, size_t n, char *to);
+
+/* How good a media type (lower case, without parameters) is by an Accept header: thousandths, 0 when it is
+ * not wanted. NULL and "" want anything. */
+unsigned accept_quality(const char *header, const char *type);
+
+/* Whether a Content-Type or one token of a list is `type`, parameters aside. */
+bool media_is(const char *header, const char *type);

@@ -57,6 +57,82 @@ static void test_etags(void **state)
     assert_false(etag_listed("a", "\"a\""));
 }
 
+static void test_base64(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *bytes;
+        size_t n;
+        bool ok;
+    } cases[] = {
+        {"", "", 0, true},
+        {"YQ==", "a", 1, true},
+        {"YQ", "a", 1, true},
+        {"YWI=", "ab", 2, true},
+        {"YWI", "ab", 2, true},
+        {"YWJj", "abc", 3, true},
+        {"//79", "\xff\xfe\xfd", 3, true},
+        {"__79", "\xff\xfe\xfd", 3, true},
+        {"-_-_", "\xfb\xff\xbf", 3, true},
+        {"Y", "", 0, false},
+        {"YQ=", "", 0, false},
+        {"YR==", "", 0, false},
+        {"YQ===", "", 0, false},
+        {"=", "", 0, false},
+        {"Y Q=", "", 0, false},
+        {"YQ==YQ==", "", 0, false},
+        {"Y\xc3\xa4", "", 0, false},
+        {"YWJ", "", 0, false},
+    };
+    char to[64];
+    char back[64];
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        size_t n = 0;
+        bool ok = b64_read(cases[i].text, to, &n);
+        if (ok != cases[i].ok || (ok && (n != cases[i].n || memcmp(to, cases[i].bytes, n) != 0)))
+            fail_msg("%s: %d, %zu bytes", cases[i].text, ok, n);
+        if (!ok)
+            continue;
+        b64_write_url(cases[i].bytes, cases[i].n, back);
+        assert_null(strpbrk(back, "+/="));
+        assert_true(b64_read(back, to, &n) && n == cases[i].n && memcmp(to, cases[i].bytes, n) == 0);
+    }
+}
+
+static void test_accept(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *header;
+        unsigned tar, zstd;
+    } cases[] = {
+        {NULL, 1000, 1000},
+        {"", 1000, 1000},
+        {"*/*", 1000, 1000},
+        {"application/x-tar", 1000, 0},
+        {"Application/X-Tar ; v=1", 1000, 0},
+        {"application/zstd;q=0.25,application/x-tar;q=0.5", 500, 250},
+        {"*/*;q=0.1, application/zstd", 100, 1000},
+        {"application/*;q=0.300, */*;q=0.9", 300, 300},
+        {"application/zstd;q=0, */*", 1000, 0},
+        {"application/zstd;level=3;q=0.001", 0, 1},
+        {"text/html, image/*", 0, 0},
+        {"application/x-tar+gzip", 0, 0},
+        {",, ,application/zstd;q=1.0,", 0, 1000},
+        {"application/zstd;q=", 0, 1000},
+        {"application/zstd;q=x", 0, 0},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        unsigned tar = accept_quality(cases[i].header, "application/x-tar");
+        unsigned zstd = accept_quality(cases[i].header, "application/zstd");
+        if (tar != cases[i].tar || zstd != cases[i].zstd)
+            fail_msg("%s: %u %u", cases[i].header ? cases[i].header : "(none)", tar, zstd);
+    }
+    assert_true(media_is("application/zstd; x=y", "application/zstd"));
+    assert_false(media_is("application/zstdx", "application/zstd"));
+    assert_false(media_is(NULL, "application/zstd"));
+}
+
 static void test_modes(void **state)
 {
     (void)state;
@@ -157,8 +233,9 @@ static void test_bad_messages(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_ranges), cmocka_unit_test(test_etags),    cmocka_unit_test(test_modes),
-        cmocka_unit_test(test_dates),  cmocka_unit_test(test_messages), cmocka_unit_test(test_bad_messages),
+        cmocka_unit_test(test_ranges),   cmocka_unit_test(test_etags),        cmocka_unit_test(test_modes),
+        cmocka_unit_test(test_base64),   cmocka_unit_test(test_accept),       cmocka_unit_test(test_dates),
+        cmocka_unit_test(test_messages), cmocka_unit_test(test_bad_messages),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
