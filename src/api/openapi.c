@@ -29,7 +29,8 @@ static void add_parameter(json_t *to, const char *in, const char *name, size_t n
     char text[NAME_SIZE];
     (void)snprintf(text, sizeof(text), "%.*s", (int)n, name);
     json_t *schema = json_pack("{s:s}", "type", "string");
-    if (strcmp(text, "limit") == 0 || strcmp(text, "wait_s") == 0 || strcmp(text, "offset") == 0)
+    if (strcmp(text, "limit") == 0 || strcmp(text, "wait_s") == 0 || strcmp(text, "offset") == 0 ||
+        strcmp(text, "depth") == 0)
         (void)json_object_set_new(schema, "type", json_string("integer"));
     json_array_append_new(to, json_pack("{s:s, s:s, s:b, s:o}", "name", text, "in", in, "required",
                                         (int)required, "schema", schema));

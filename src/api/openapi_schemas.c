@@ -15,6 +15,15 @@
 #define LIST(name)                                                                                      \
     "{'type':'object','required':['items','next_cursor'],'properties':{'items':{'type':'array','items'" \
     ":" REF(name) "},'next_cursor':" STRING_OR_NULL "}}"
+/* Names of files: those that are not UTF-8 come, and any may be given, in base64. */
+#define B64 "{'type':'string','contentEncoding':'base64'}"
+#define NAME(name) "'" name "':" STRING ",'" name "_b64':" B64
+#define ONE_OF(name) "'oneOf':[{'required':['" name "']},{'required':['" name "_b64']}]"
+#define BOTH(a, b) "'allOf':[{" ONE_OF(a) "},{" ONE_OF(b) "}]"
+#define FILE_STAT                                                                             \
+    NAME("path")                                                                              \
+    ",'type':{'type':'string','enum':['file','directory','symlink','other']},'size':" INTEGER \
+    ",'mode':" STRING ",'uid':" INTEGER ",'gid':" INTEGER ",'modified_at':" TIME_OR_NULL
 #define COMMAND                                                                                      \
     "'argv':" STRING_LIST ",'shell':" STRING ",'cwd':" STRING ",'env':" STRING_MAP ",'user':" STRING \
     ",'timeout_s':{'type':'number'},'kill_grace_s':{'type':'number'},'journal_mib':" INTEGER         \
@@ -184,12 +193,27 @@ static const struct {
     {"SignalRequest",
      "{'type':'object','additionalProperties':false,'required':['signal'],'properties':{'signal':" STRING
      ",'tree':" BOOLEAN ",'kill_grace_s':{'type':'number'}}}"},
-    {"FileStat", "{'type':'object','required':['path','type','size'],'properties':{'path':" STRING
-                 ",'type':" STRING ",'size':" INTEGER ",'mode':" STRING ",'uid':" INTEGER ",'gid':" INTEGER
-                 ",'modified_at':" TIME_OR_NULL "}}"},
-    {"MkdirRequest", "{'type':'object','required':['path'],'properties':{'path':" STRING ",'parents':" BOOLEAN
-                     ",'user':" STRING "}}"},
-    {"Mkdir", "{'type':'object','required':['path'],'properties':{'path':" STRING "}}"},
+    {"FileStat", "{'type':'object','required':['path','type','size'],'properties':{" FILE_STAT "}}"},
+    {"FileEntry", "{'type':'object','required':['name','path','type','size'],'properties':{'name':" STRING
+                  ",'name_b64':" B64 "," FILE_STAT ",'target':" STRING ",'target_b64':" B64 "}}"},
+    {"FileList", LIST("FileEntry")},
+    {"FilePath", "{'type':'object','required':['path'],'properties':{" NAME("path") "}}"},
+    {"MkdirRequest", "{'type':'object','additionalProperties':false,'properties':{" NAME(
+                         "path") ",'parents':" BOOLEAN ",'user':" STRING "}," ONE_OF("path") "}"},
+    {"MoveRequest",
+     "{'type':'object','additionalProperties':false,'properties':{" NAME("from") "," NAME(
+         "to") ",'replace':" BOOLEAN ",'parents':" BOOLEAN ",'user':" STRING "}," BOTH("from", "to") "}"},
+    {"CopyRequest", "{'type':'object','additionalProperties':false,'properties':{" NAME("from") "," NAME(
+                        "to") ",'recursive':" BOOLEAN ",'replace':" BOOLEAN ",'parents':" BOOLEAN
+                              ",'user':" STRING "}," BOTH("from", "to") "}"},
+    {"ChmodRequest",
+     "{'type':'object','additionalProperties':false,'properties':{" NAME(
+         "path") ",'mode':{'type':'string','pattern':'^[0-7]{1,5}$'},'owner':{'type':'string','description':"
+                 "'USER, USER:GROUP or :GROUP, names or numbers'},'recursive':" BOOLEAN ",'user':" STRING
+                 "},'allOf':[{" ONE_OF(
+                     "path") "},{'anyOf':[{'required':['mode']},{'required':['owner']}]}]}"},
+    {"SymlinkRequest", "{'type':'object','additionalProperties':false,'properties':{" NAME("path") "," NAME(
+                           "target") ",'parents':" BOOLEAN ",'user':" STRING "}," BOTH("path", "target") "}"},
 };
 
 bool openapi_schema(size_t index, const char **ret_name, const char **ret_text)

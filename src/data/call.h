@@ -8,6 +8,7 @@
 #include "data/data.h"
 
 #define WAKE_MS (30 * 1000) /* how long a request waits for its sandbox to run, unless configured */
+#define DATA_ZSTD_MAX 16    /* archives packed or unpacked at a time: each takes up to 10 MiB */
 
 struct data_call;
 struct file_op;
@@ -18,6 +19,7 @@ struct data {
     struct data_call *calls;
     struct file_op *file_ops; /* asked of guests, not answered yet */
     size_t exec_bytes;        /* output gathered for exec answers under way */
+    unsigned zstd_streams;    /* archives being packed or unpacked */
 };
 
 /* One request and what goes on for it: the first member of each handler's own state. It lives until the
@@ -84,6 +86,14 @@ void file_put(struct http_request *r, void *arg);
 void file_delete(struct http_request *r, void *arg);
 void file_stat_get(struct http_request *r, void *arg);
 void file_mkdir_post(struct http_request *r, void *arg);
+void file_move_post(struct http_request *r, void *arg);
+void file_copy_post(struct http_request *r, void *arg);
+void file_chmod_post(struct http_request *r, void *arg);
+void file_symlink_post(struct http_request *r, void *arg);
+void file_list_get(struct http_request *r, void *arg);
+void file_watch_get(struct http_request *r, void *arg);
+void archive_get(struct http_request *r, void *arg);
+void archive_put(struct http_request *r, void *arg);
 
 /* A guest's link is about to go: answers every file operation on it. */
 void file_ops_fail(struct data *d, const char *sandbox_id, const struct error *why);

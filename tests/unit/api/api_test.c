@@ -748,9 +748,10 @@ static void documents_every_route(void **state)
         assert_true(json_is_object(schema));
     }
     /* What other modules' tables name. */
-    static const char *const others[] = {"SessionCreate", "SessionCreated", "ExecRequest",   "ExecResult",
-                                         "ProcessList",   "Process",        "SignalRequest", "FileStat",
-                                         "MkdirRequest",  "Mkdir"};
+    static const char *const others[] = {
+        "SessionCreate", "SessionCreated", "ExecRequest",  "ExecResult",    "ProcessList", "Process",
+        "SignalRequest", "FileStat",       "MkdirRequest", "FilePath",      "FileList",    "FileEntry",
+        "MoveRequest",   "CopyRequest",    "ChmodRequest", "SymlinkRequest"};
     for (size_t i = 0; i < ARRAY_LEN(others); i++)
         assert_non_null(json_object_get(schemas, others[i]));
     int code;

@@ -37,13 +37,20 @@ struct guest_process {
 };
 
 struct guest_file {
+    char what[16]; /* read, write, list, watch, pack, unpack */
     bool writing, committed, closed;
     char path[256], user[64];
     uint64_t offset, length;
     uint32_t mode;
     bool parents;
+    char owner[64]; /* "(none)" */
+    uint32_t depth, limit;
+    char after[256]; /* "(none)" */
+    bool recursive;
     struct guest_read_events read;
     struct guest_write_events write;
+    struct guest_list_events list;
+    struct guest_watch_events watch;
     void *arg;
     unsigned char *data; /* written */
     size_t n, push_max;  /* at most push_max bytes are taken in all, until it is raised */
@@ -52,9 +59,13 @@ struct guest_file {
 
 /* A one-shot question, answered by the test. */
 struct fake_question {
-    char what[16]; /* stat, remove, mkdir */
+    char what[16]; /* stat, remove, mkdir, move, copy, chmod, symlink */
     char path[256], user[64];
-    bool flag; /* recursive, parents */
+    bool flag;       /* recursive, parents */
+    char other[256]; /* the second path, or a link's text */
+    char owner[64];  /* "(none)" */
+    uint32_t mode;
+    unsigned flags; /* enum guest_file_flags */
     guest_stat_done stat;
     guest_done done;
     void *arg;
@@ -64,6 +75,7 @@ struct guest {
     struct guest_process *processes; /* newest first */
     unsigned started;
     struct guest_file *file;       /* the last one opened */
+    size_t push_max;               /* of files opened from now on; 0: no bound */
     struct fake_question question; /* the last one asked */
     bool refuse_start;
     size_t input_max; /* of processes started from now on; 0: all that fits */

@@ -227,7 +227,52 @@ void guest_file_mkdir(struct guest *g, const char *user, const char *path, bool 
     g->question.arg = arg;
 }
 
-static struct guest_file *file_new(struct guest *g, const char *user, const char *path)
+static void set(char *to, size_t size, const char *text)
+{
+    (void)snprintf(to, size, "%s", text ? text : "(none)");
+}
+
+static void ask_more(struct guest *g, const char *other, unsigned flags, guest_done done, void *arg)
+{
+    set(g->question.other, sizeof(g->question.other), other);
+    g->question.flags = flags;
+    g->question.done = done;
+    g->question.arg = arg;
+}
+
+void guest_file_move(struct guest *g, const char *user, const char *from, const char *to, unsigned flags,
+                     guest_done done, void *arg)
+{
+    ask(g, "move", user, from);
+    ask_more(g, to, flags, done, arg);
+}
+
+void guest_file_copy(struct guest *g, const char *user, const char *from, const char *to, bool recursive,
+                     unsigned flags, guest_done done, void *arg)
+{
+    ask(g, "copy", user, from);
+    ask_more(g, to, flags, done, arg);
+    g->question.flag = recursive;
+}
+
+void guest_file_chmod(struct guest *g, const char *user, const char *path, uint32_t mode, const char *owner,
+                      bool recursive, guest_done done, void *arg)
+{
+    ask(g, "chmod", user, path);
+    ask_more(g, NULL, 0, done, arg);
+    set(g->question.owner, sizeof(g->question.owner), owner);
+    g->question.mode = mode;
+    g->question.flag = recursive;
+}
+
+void guest_file_symlink(struct guest *g, const char *user, const char *path, const char *text, unsigned flags,
+                        guest_done done, void *arg)
+{
+    ask(g, "symlink", user, path);
+    ask_more(g, text, flags, done, arg);
+}
+
+static struct guest_file *file_new(struct guest *g, const char *what, const char *user, const char *path)
 {
     if (g->file)
         free(g->file->data);
@@ -235,9 +280,10 @@ static struct guest_file *file_new(struct guest *g, const char *user, const char
     g->file = calloc(1, sizeof(*g->file));
     if (!g->file)
         abort();
+    set(g->file->what, sizeof(g->file->what), what);
     (void)snprintf(g->file->path, sizeof(g->file->path), "%s", path);
     (void)snprintf(g->file->user, sizeof(g->file->user), "%s", user ? user : "(none)");
-    g->file->push_max = SIZE_MAX;
+    g->file->push_max = g->push_max ? g->push_max : SIZE_MAX;
     return g->file;
 }
 
@@ -246,7 +292,7 @@ int guest_file_read(struct guest *g, const char *user, const char *path, uint64_
                     struct error *err)
 {
     (void)err;
-    struct guest_file *f = file_new(g, user, path);
+    struct guest_file *f = file_new(g, "read", user, path);
     f->offset = offset;
     f->length = length;
     f->read = *events;
@@ -260,15 +306,70 @@ void guest_file_taken(struct guest_file *f, size_t n)
     f->taken += n;
 }
 
+static void write_new(struct guest *g, const char *what, const struct guest_write *w,
+                      const struct guest_write_events *events, void *arg, struct guest_file **ret)
+{
+    struct guest_file *f = file_new(g, what, w->user, w->path);
+    f->writing = true;
+    f->mode = w->mode;
+    f->parents = w->parents;
+    set(f->owner, sizeof(f->owner), w->owner);
+    f->write = *events;
+    f->arg = arg;
+    *ret = f;
+}
+
 int guest_file_write(struct guest *g, const struct guest_write *w, const struct guest_write_events *events,
                      void *arg, struct guest_file **ret, struct error *err)
 {
     (void)err;
-    struct guest_file *f = file_new(g, w->user, w->path);
-    f->writing = true;
-    f->mode = w->mode;
-    f->parents = w->parents;
-    f->write = *events;
+    write_new(g, "write", w, events, arg, ret);
+    return 0;
+}
+
+int guest_archive_write(struct guest *g, const struct guest_write *w, const struct guest_write_events *events,
+                        void *arg, struct guest_file **ret, struct error *err)
+{
+    (void)err;
+    write_new(g, "unpack", w, events, arg, ret);
+    return 0;
+}
+
+int guest_archive_read(struct guest *g, const char *user, const char *path,
+                       const struct guest_read_events *events, void *arg, struct guest_file **ret,
+                       struct error *err)
+{
+    (void)err;
+    struct guest_file *f = file_new(g, "pack", user, path);
+    f->read = *events;
+    f->arg = arg;
+    *ret = f;
+    return 0;
+}
+
+int guest_file_list(struct guest *g, const char *user, const char *path, uint32_t depth, const char *after,
+                    uint32_t limit, const struct guest_list_events *events, void *arg,
+                    struct guest_file **ret, struct error *err)
+{
+    (void)err;
+    struct guest_file *f = file_new(g, "list", user, path);
+    f->depth = depth;
+    f->limit = limit;
+    set(f->after, sizeof(f->after), after);
+    f->list = *events;
+    f->arg = arg;
+    *ret = f;
+    return 0;
+}
+
+int guest_file_watch(struct guest *g, const char *user, const char *path, bool recursive,
+                     const struct guest_watch_events *events, void *arg, struct guest_file **ret,
+                     struct error *err)
+{
+    (void)err;
+    struct guest_file *f = file_new(g, "watch", user, path);
+    f->recursive = recursive;
+    f->watch = *events;
     f->arg = arg;
     *ret = f;
     return 0;
