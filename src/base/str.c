@@ -68,13 +68,21 @@ void str_hex(const void *data, size_t n, char *to)
     to[2 * n] = '\0';
 }
 
-static int hex_digit(char c)
+int str_hex_digit(char c)
 {
     if (c >= '0' && c <= '9')
         return c - '0';
     if (c >= 'a' && c <= 'f')
         return c - 'a' + 10;
+    if (c >= 'A' && c <= 'F')
+        return c - 'A' + 10;
     return -1;
+}
+
+/* What str_hex writes, and nothing else: one text for one value. */
+static int lower_digit(char c)
+{
+    return c >= 'A' && c <= 'F' ? -1 : str_hex_digit(c);
 }
 
 bool str_unhex(const char *s, void *to, size_t n)
@@ -83,8 +91,8 @@ bool str_unhex(const char *s, void *to, size_t n)
     if (strnlen(s, 2 * n + 1) != 2 * n)
         return false;
     for (size_t i = 0; i < n; i++) {
-        int high = hex_digit(s[2 * i]);
-        int low = hex_digit(s[2 * i + 1]);
+        int high = lower_digit(s[2 * i]);
+        int low = lower_digit(s[2 * i + 1]);
         if (high < 0 || low < 0)
             return false;
         p[i] = (unsigned char)(high << 4 | low);

@@ -20,6 +20,9 @@ bool str_is_name(const char *s, size_t min, size_t max);
 /* Lower-case hexadecimal of n bytes; to must hold 2n+1. */
 void str_hex(const void *data, size_t n, char *to);
 
+/* Value of a hexadecimal digit in either case, or -1. */
+int str_hex_digit(char c);
+
 /* Reverse of str_hex for exactly n bytes; false when s is not 2n hexadecimal digits. */
 bool str_unhex(const char *s, void *to, size_t n);
 

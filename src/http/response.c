@@ -251,14 +251,6 @@ static int read_head(struct response *r, const unsigned char *data, size_t n, si
 
 /* --- chunks --- */
 
-static int hex_value(unsigned char c)
-{
-    if (c >= '0' && c <= '9')
-        return c - '0';
-    c |= 0x20;
-    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
-}
-
 static void next_line(struct response *r, enum response_state state)
 {
     r->state = state;
@@ -274,7 +266,7 @@ static int chunk_line_byte(struct response *r, unsigned char c, struct error *er
         return broken(r, err, "the line of a chunk is too long");
     if (r->line == 1)
         r->left = 0;
-    int digit = r->extension || r->cr ? -1 : hex_value(c);
+    int digit = r->extension || r->cr ? -1 : str_hex_digit((char)c);
     if (r->cr && c == '\n') {
         if (r->left > 0)
             r->state = RESPONSE_IN_CHUNK;

@@ -5,17 +5,6 @@
 
 #include "base/str.h"
 
-static int hex_digit(char c)
-{
-    if (c >= '0' && c <= '9')
-        return c - '0';
-    if (c >= 'a' && c <= 'f')
-        return c - 'a' + 10;
-    if (c >= 'A' && c <= 'F')
-        return c - 'A' + 10;
-    return -1;
-}
-
 /* Decodes n bytes into to (room for n + 1) and ends it with a NUL. Returns the length, or -1 for a bad
  * escape, a NUL or a control byte that was not escaped. */
 static long decode(const char *from, size_t n, bool plus, char *to)
@@ -24,8 +13,8 @@ static long decode(const char *from, size_t n, bool plus, char *to)
     for (size_t i = 0; i < n; i++) {
         unsigned char c = (unsigned char)from[i];
         if (c == '%') {
-            int high = i + 2 < n ? hex_digit(from[i + 1]) : -1;
-            int low = high >= 0 ? hex_digit(from[i + 2]) : -1;
+            int high = i + 2 < n ? str_hex_digit(from[i + 1]) : -1;
+            int low = high >= 0 ? str_hex_digit(from[i + 2]) : -1;
             if (high < 0 || low < 0 || (high == 0 && low == 0))
                 return -1;
             c = (unsigned char)(high * 16 + low);

@@ -38,6 +38,11 @@ static void test_hex(void **state)
     assert_false(str_unhex("00ff1ab", back, 4));
     assert_false(str_unhex("00ff1ab00", back, 4));
     assert_false(str_unhex("00FF1ab0", back, 4));
+    assert_int_equal(str_hex_digit('7'), 7);
+    assert_int_equal(str_hex_digit('a'), 10);
+    assert_int_equal(str_hex_digit('F'), 15);
+    assert_int_equal(str_hex_digit('g'), -1);
+    assert_int_equal(str_hex_digit('\0'), -1);
 }
 
 static void test_utf8(void **state)
