@@ -22,7 +22,7 @@ static inline void tarball_finish(struct tarball *t)
 
 static inline void tarball_checksum(unsigned char *h)
 {
-    char sum[8];
+    char sum[16];
     unsigned n = 0;
     memset(h + 148, ' ', 8);
     for (int i = 0; i < 512; i++)
@@ -46,7 +46,9 @@ static inline void tarball_header(unsigned char h[512], char type, const char *n
     memcpy(h + 100, "0000644", 8);
     memcpy(h + 108, "0000000", 8);
     memcpy(h + 116, "0000000", 8);
-    (void)snprintf((char *)h + 124, 12, "%011zo", size);
+    char octal[24];
+    (void)snprintf(octal, sizeof(octal), "%011zo", size);
+    memcpy(h + 124, octal, 11);
     memcpy(h + 136, "00000000001", 12);
     h[156] = (unsigned char)type;
     memcpy(h + 157, link, strnlen(link, 100));
