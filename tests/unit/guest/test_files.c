@@ -1,0 +1,322 @@
+/* Lists, moves, copies, modes, links and owners by the host's end and the real agent, over a link. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/cleanup.h"
+#include "base/clock.h"
+#include "base/fs.h"
+#include "fakevm.h"
+#include "guest/guest.h"
+
+#define LIMIT_MS 25000
+
+struct run {
+    struct fakevm vm;
+    struct loop *loop;
+    struct guest *g;
+    unsigned ready, lost;
+    char dir[128]; /* to work in */
+};
+
+static void on_ready(struct guest *g, void *arg)
+{
+    (void)g;
+    ((struct run *)arg)->ready++;
+}
+
+static void on_lost(struct guest *g, const struct error *why, bool final, void *arg)
+{
+    (void)g;
+    (void) final;
+    assert_int_not_equal(why->code, ERROR_PROTOCOL); /* the agent is honest */
+    ((struct run *)arg)->lost++;
+}
+
+static void until(struct run *r, const unsigned *count, unsigned at_least)
+{
+    int64_t end = clock_mono_ns() + LIMIT_MS * CLOCK_NS_PER_MS;
+    while (*count < at_least && clock_mono_ns() < end)
+        loop_turn(r->loop, 50);
+    assert_true(*count >= at_least);
+}
+
+static void begin(struct run *r)
+{
+    static const struct guest_events events = {on_ready, on_lost};
+    struct error e = ERROR_INIT;
+    memset(r, 0, sizeof(*r));
+    fakevm_start(&r->vm, 0);
+    /* Making thousands of files may take long, and the loop stands still meanwhile. */
+    struct guest_config config = {
+        .socket_path = r->vm.path, .sandbox_id = "sb_test", .lost_timeout_ms = 60000};
+    assert_int_equal(loop_create(&r->loop, &e), 0);
+    assert_int_equal(guest_create(r->loop, &config, &events, r, &r->g, &e), 0);
+    (void)snprintf(r->dir, sizeof(r->dir), "%s/work", r->vm.dir);
+    assert_int_equal(mkdir(r->dir, 0755), 0);
+    until(r, &r->ready, 1);
+}
+
+static void end(struct run *r)
+{
+    struct error e = ERROR_INIT;
+    guest_destroy(r->g);
+    loop_destroy(r->loop);
+    assert_int_equal(fs_remove_tree(AT_FDCWD, r->dir, &e), 0);
+    fakevm_stop(&r->vm);
+}
+
+static const char *at(const struct run *r, const char *name)
+{
+    static char paths[4][512];
+    static unsigned turn;
+    char *path = paths[turn++ % 4];
+    (void)snprintf(path, sizeof(paths[0]), "%s/%s", r->dir, name);
+    return path;
+}
+
+static void put(const struct run *r, const char *name)
+{
+    int fd = open(at(r, name), O_WRONLY | O_CREAT, 0644);
+    assert_true(fd >= 0);
+    (void)close(fd);
+}
+
+/* --- listings --- */
+struct listing {
+    struct guest_file *file;
+    unsigned done, entries;
+    struct error error;
+    char last[4096];
+    bool close_at_first;
+};
+
+static void on_entry(void *arg, const struct guest_entry *e)
+{
+    struct listing *l = arg;
+    l->entries++;
+    memcpy(l->last, e->name, e->name_n);
+    l->last[e->name_n] = '\0';
+    if (l->close_at_first)
+        guest_file_close(l->file);
+}
+
+static void on_listed(void *arg, const struct error *err)
+{
+    struct listing *l = arg;
+    l->done++;
+    if (err)
+        l->error = *err;
+}
+
+static const struct guest_list_events list_events = {on_entry, on_listed};
+
+/* Goes on behind l->last. */
+static void list(struct run *r, struct listing *l, const char *path, uint32_t depth, uint32_t limit)
+{
+    struct error e = ERROR_INIT;
+    l->done = l->entries = 0;
+    assert_int_equal(guest_file_list(r->g, NULL, path, depth, l->last[0] ? l->last : NULL, limit,
+                                     &list_events, l, &l->file, &e),
+                     0);
+    until(r, &l->done, 1);
+    guest_file_close(l->file);
+}
+
+/* Far more than the window, in many frames, page by page. */
+static void a_long_listing(void **state)
+{
+    enum { COUNT = 7000 };
+    (void)state;
+    struct run r;
+    struct listing l = {.done = 0};
+    char name[160];
+    unsigned total = 0;
+    begin(&r);
+    for (int i = 0; i < COUNT; i++) {
+        (void)snprintf(name, sizeof(name), "%04d-%0100d", i, 0);
+        put(&r, name);
+    }
+    list(&r, &l, r.dir, 1, 10000);
+    assert_int_equal(l.error.code, 0);
+    assert_int_equal(l.entries, COUNT);
+    l.last[0] = '\0';
+    do {
+        list(&r, &l, r.dir, 3, 900);
+        total += l.entries;
+    } while (l.entries == 900);
+    assert_int_equal(total, COUNT);
+    assert_int_equal(l.error.code, 0);
+    l.last[0] = '\0';
+    list(&r, &l, at(&r, "missing"), 1, 1);
+    assert_int_equal(l.error.code, ERROR_NO_SUCH_FILE);
+    list(&r, &l, at(&r, name), 1, 1);
+    assert_int_equal(l.error.code, ERROR_NOT_DIRECTORY);
+    assert_int_equal(r.lost, 0);
+    end(&r);
+}
+
+/* Given up in the middle of it: what is under way is no break of the protocol. */
+static void a_listing_is_given_up(void **state)
+{
+    (void)state;
+    struct run r;
+    char name[64];
+    struct error e = ERROR_INIT;
+    struct listing l = {.close_at_first = true}, again = {.done = 0};
+    begin(&r);
+    for (int i = 0; i < 3000; i++) {
+        (void)snprintf(name, sizeof(name), "%050d", i);
+        put(&r, name);
+    }
+    assert_int_equal(guest_file_list(r.g, NULL, r.dir, 1, NULL, 10000, &list_events, &l, &l.file, &e), 0);
+    until(&r, &l.entries, 1);
+    list(&r, &again, r.dir, 1, 10000);
+    assert_int_equal(again.entries, 3000);
+    assert_int_equal(l.entries, 1);
+    assert_int_equal(l.done, 0);
+    assert_int_equal(r.lost, 0);
+    end(&r);
+}
+
+/* --- the others --- */
+struct answer {
+    unsigned came;
+    struct error error;
+    struct guest_stat st;
+};
+
+static void on_done(void *arg, const struct error *err)
+{
+    struct answer *a = arg;
+    a->came++;
+    if (err)
+        a->error = *err;
+}
+
+static void on_stat(void *arg, const struct error *err, const struct guest_stat *st)
+{
+    struct answer *a = arg;
+    on_done(a, err);
+    if (st)
+        a->st = *st;
+}
+
+static void expect(struct run *r, struct answer *a, int code)
+{
+    until(r, &a->came, 1);
+    if (a->error.code != code)
+        fail_msg("%d '%s' instead of %d", a->error.code, a->error.message, code);
+    *a = (struct answer){.came = 0};
+}
+
+static struct guest_stat look(struct run *r, const char *name)
+{
+    struct answer a = {.came = 0};
+    guest_file_stat(r->g, NULL, at(r, name), on_stat, &a);
+    until(r, &a.came, 1);
+    assert_int_equal(a.error.code, 0);
+    return a.st;
+}
+
+static void moves_copies_and_links(void **state)
+{
+    (void)state;
+    struct run r;
+    struct answer a = {.came = 0};
+    begin(&r);
+    put(&r, "a");
+    guest_file_move(r.g, NULL, at(&r, "a"), at(&r, "b"), 0, on_done, &a);
+    expect(&r, &a, 0);
+    guest_file_move(r.g, NULL, at(&r, "a"), at(&r, "b"), 0, on_done, &a);
+    expect(&r, &a, ERROR_NO_SUCH_FILE);
+    guest_file_copy(r.g, NULL, at(&r, "b"), at(&r, "x/y/c"), false, 0, on_done, &a);
+    expect(&r, &a, ERROR_NO_SUCH_FILE);
+    guest_file_copy(r.g, NULL, at(&r, "b"), at(&r, "x/y/c"), false, GUEST_PARENTS, on_done, &a);
+    expect(&r, &a, 0);
+    guest_file_copy(r.g, NULL, at(&r, "x"), at(&r, "z"), false, 0, on_done, &a);
+    expect(&r, &a, ERROR_IS_DIRECTORY);
+    guest_file_copy(r.g, NULL, at(&r, "x"), at(&r, "z"), true, 0, on_done, &a);
+    expect(&r, &a, 0);
+    guest_file_copy(r.g, NULL, at(&r, "b"), at(&r, "z/y/c"), false, 0, on_done, &a);
+    expect(&r, &a, ERROR_EXISTS);
+    guest_file_copy(r.g, NULL, at(&r, "b"), at(&r, "z/y/c"), false, GUEST_REPLACE, on_done, &a);
+    expect(&r, &a, 0);
+    guest_file_symlink(r.g, NULL, at(&r, "z/link"), "y/c", 0, on_done, &a);
+    expect(&r, &a, 0);
+    assert_int_equal(look(&r, "z/link").type, GUEST_FILE_SYMLINK);
+    assert_int_equal(look(&r, "z/y/c").type, GUEST_FILE_REGULAR);
+    guest_file_symlink(r.g, "12345", at(&r, "z/link2"), "y/c", 0, on_done, &a);
+    expect(&r, &a, ERROR_PERMISSION);
+    end(&r);
+}
+
+static void modes_and_owners(void **state)
+{
+    (void)state;
+    struct run r;
+    struct answer a = {.came = 0};
+    begin(&r);
+    put(&r, "f");
+    guest_file_chmod(r.g, NULL, at(&r, "f"), 0711, "12:34", false, on_done, &a);
+    expect(&r, &a, 0);
+    struct guest_stat st = look(&r, "f");
+    assert_true(st.mode == 0711 && st.uid == 12 && st.gid == 34);
+    guest_file_chmod(r.g, NULL, r.dir, UINT32_MAX, ":56", true, on_done, &a);
+    expect(&r, &a, 0);
+    st = look(&r, "f");
+    assert_true(st.mode == 0711 && st.uid == 12 && st.gid == 56);
+    guest_file_chmod(r.g, NULL, at(&r, "f"), UINT32_MAX, "no-such-user", false, on_done, &a);
+    expect(&r, &a, ERROR_INVALID);
+    end(&r);
+}
+
+static void on_room(void *arg)
+{
+    (void)arg;
+}
+
+static void the_owner_of_what_is_written(void **state)
+{
+    (void)state;
+    static const struct guest_write_events events = {on_room, on_stat};
+    struct run r;
+    struct answer a = {.came = 0};
+    struct error e = ERROR_INIT;
+    struct guest_file *f;
+    begin(&r);
+    struct guest_write w = {.path = at(&r, "f"), .mode = 0640, .owner = "12:34"};
+    assert_int_equal(guest_file_write(r.g, &w, &events, &a, &f, &e), 0);
+    (void)guest_file_push(f, "text", 4);
+    guest_file_commit(f);
+    until(&r, &a.came, 1);
+    assert_int_equal(a.error.code, 0);
+    assert_true(a.st.uid == 12 && a.st.gid == 34 && a.st.mode == 0640 && a.st.size == 4);
+    guest_file_close(f);
+    end(&r);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_long_listing),
+        cmocka_unit_test(a_listing_is_given_up),
+        cmocka_unit_test(moves_copies_and_links),
+        cmocka_unit_test(modes_and_owners),
+        cmocka_unit_test(the_owner_of_what_is_written),
+    };
+    if (geteuid() != 0)
+        return 77; /* skipped: the agent becomes other users */
+    (void)signal(SIGPIPE, SIG_IGN);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
