@@ -245,9 +245,7 @@ static int unsupported(const struct file_job *j)
     return work_refused(j, ERROR_UNSUPPORTED, "this agent does not do that");
 }
 
-/* Those of other files, while they are not there. */
-int archive_read_work(const struct file_job *j) __attribute__((weak));
-int archive_write_work(const struct file_job *j) __attribute__((weak));
+/* While it is not there. */
 int watch_work(const struct file_job *j) __attribute__((weak));
 
 void file_work(struct file_job *j)
