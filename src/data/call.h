@@ -11,12 +11,14 @@
 #define DATA_ZSTD_MAX 16    /* archives packed or unpacked at a time: each takes up to 10 MiB */
 
 struct data_call;
+struct ports;
 struct file_op;
 
 struct data {
     struct data_config config;
     char *public_url;
     struct data_call *calls;
+    struct ports *ports;
     struct file_op *file_ops; /* asked of guests, not answered yet */
     size_t exec_bytes;        /* output gathered for exec answers under way */
     unsigned zstd_streams;    /* archives being packed or unpacked */
@@ -94,6 +96,17 @@ void file_list_get(struct http_request *r, void *arg);
 void file_watch_get(struct http_request *r, void *arg);
 void archive_get(struct http_request *r, void *arg);
 void archive_put(struct http_request *r, void *arg);
+
+void ports_any(struct http_request *r, void *arg);
+
+/* --- ports.c --- */
+/* d->ports; route: the row that requests for ports come to. */
+int ports_create(struct data *d, const struct http_route *route, struct error *err);
+void ports_destroy(struct ports *p); /* NULL is accepted */
+/* Closes the kept connections of a sandbox; NULL: all. */
+void ports_forget(struct ports *p, const char *sandbox_id);
+/* A guest's link is about to go: answers every request to its ports. */
+void ports_link_lost(struct data *d, const char *sandbox_id, const struct error *why);
 
 /* A guest's link is about to go: answers every file operation on it. */
 void file_ops_fail(struct data *d, const char *sandbox_id, const struct error *why);

@@ -61,6 +61,12 @@ static struct http_route routes[] = {
      "Change permission bits and owner", NULL, "ChmodRequest", "FilePath", 200},
     {"POST", SB "/files/symlink", file_symlink_post, NULL, ROLE_USER, BODY_JSON, 0, "Make a symbolic link",
      NULL, "SymlinkRequest", "FilePath", 201},
+    {"*", SB "/ports/{port}/{path...}", ports_any, NULL, ROLE_NONE, BODY_STREAM, 0,
+     "Any request to a port of the sandbox; also by host: PORT-ID.DOMAIN", "space_traffic_token", NULL, NULL,
+     200, .raw = true},
+    {"GET", SB "/ports/{port}", ports_any, NULL, ROLE_NONE, BODY_STREAM, 0,
+     "With Upgrade: tcp, the bytes of a connection to a port of the sandbox", "space_traffic_token", NULL,
+     NULL, 101, .raw = true},
 };
 
 /* What a request on a link that goes away is told: after a suspend, or on the way to an earlier state, it may
@@ -87,6 +93,16 @@ static void on_link(void *arg, const char *sandbox_id, struct guest *g, const st
     struct error lost = link_error(d, sandbox_id, why);
     file_calls_fail(d, sandbox_id, &lost);
     file_ops_fail(d, sandbox_id, &lost);
+    ports_link_lost(d, sandbox_id, &lost);
+}
+
+/* The row that requests for ports come to, whichever way they name them. */
+static const struct http_route *ports_route(void)
+{
+    for (size_t i = 0; i < ARRAY_LEN(routes); i++)
+        if (routes[i].raw)
+            return &routes[i];
+    return NULL;
 }
 
 int data_create(const struct data_config *config, struct data **ret, struct error *err)
@@ -101,6 +117,11 @@ int data_create(const struct data_config *config, struct data **ret, struct erro
     if (!d->public_url) {
         free(d);
         return error_set(err, ERROR_NO_MEMORY, "out of memory");
+    }
+    if (ports_create(d, ports_route(), err) < 0) {
+        free(d->public_url);
+        free(d);
+        return ERROR_NO_MEMORY;
     }
     for (size_t i = 0; i < ARRAY_LEN(routes); i++)
         routes[i].arg = d;
@@ -127,6 +148,7 @@ void data_destroy(struct data *d)
             free(c);
     }
     file_ops_fail(d, NULL, NULL);
+    ports_destroy(d->ports);
     free(d->public_url);
     free(d);
 }

@@ -1,4 +1,5 @@
 #include "data/client.h"
+#include "data/fake_ports.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -21,6 +22,8 @@ static int authenticate(void *arg, const char *key, struct http_principal *ret, 
     return 0;
 }
 
+struct data_config rig_config;
+
 int rig_setup(void **state)
 {
     struct rig *g = calloc(1, sizeof(*g));
@@ -30,11 +33,13 @@ int rig_setup(void **state)
     struct world *w = g->w;
     struct http_config http = {.listen = "127.0.0.1:0", .listen_fd = -1, .authenticate = authenticate};
     assert_ok(http_create(w->loop, &http, &g->http, &w->err), &w->err);
-    struct data_config config = {.loop = w->loop,
-                                 .http = g->http,
-                                 .sandboxes = w->sandboxes,
-                                 .sessions = w->sessions,
-                                 .public_url = "http://space.test:7780"};
+    struct data_config config = rig_config;
+    config.loop = w->loop;
+    config.http = g->http;
+    config.sandboxes = w->sandboxes;
+    config.sessions = w->sessions;
+    config.public_url = "http://space.test:7780";
+    config.domain = "space.test";
     assert_ok(data_create(&config, &g->data, &w->err), &w->err);
     assert_ok(http_start(g->http, &w->err), &w->err);
     g->port = http_port(g->http);
@@ -46,6 +51,7 @@ int rig_teardown(void **state)
     struct rig *g = *state;
     data_destroy(g->data);
     http_destroy(g->http);
+    fake_ports_reset();
     *state = g->w;
     free(g);
     return world_teardown(state);

@@ -31,6 +31,7 @@ struct client {
     bool eof;
 };
 
+extern struct data_config rig_config; /* limits of the rigs to come */
 int rig_setup(void **state);
 int rig_teardown(void **state);
 
