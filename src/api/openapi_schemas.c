@@ -66,7 +66,7 @@ static const struct {
     {"SandboxCreate",
      "{'type':'object','additionalProperties':false,'oneOf':[{'required':['template']},{'required':"
      "['snapshot']}],'properties':{'template':" STRING ",'snapshot':" STRING ",'name':" STRING_OR_NULL
-     ",'metadata':" STRING_MAP ",'env':" STRING_MAP
+     ",'metadata':" STRING_MAP ",'env':" STRING_MAP ",'user':" STRING ",'cwd':" STRING
      ",'resources':" REF("Resources") ",'network':" REF("Network") ",'lifecycle':" REF("Lifecycle") "}}"},
     {"SandboxPatch",
      "{'type':'object','additionalProperties':false,'properties':{'name':" STRING_OR_NULL

@@ -98,10 +98,11 @@ struct sandbox *sandbox_alloc(struct sandboxes *s, const char *id)
     sb->text = calloc(1, sizeof(*sb->text));
     sb->metadata = json_object();
     sb->env = json_object();
+    sb->defaults = json_object();
     sb->all = s;
     (void)str_copy(sb->id, sizeof(sb->id), id);
     loop_timer_init(s->config.loop, &sb->step_timer, on_step_timer, sb);
-    if (!sb->text || !sb->metadata || !sb->env) {
+    if (!sb->text || !sb->metadata || !sb->env || !sb->defaults) {
         sandbox_free(sb);
         return NULL;
     }
@@ -118,6 +119,7 @@ void sandbox_free(struct sandbox *sb)
     free(sb->text);
     json_decref(sb->metadata);
     json_decref(sb->env);
+    json_decref(sb->defaults);
     free(sb);
 }
 
@@ -263,6 +265,11 @@ const json_t *sandbox_metadata(const struct sandbox *sb)
 const json_t *sandbox_env(const struct sandbox *sb)
 {
     return sb->env;
+}
+
+const json_t *sandbox_defaults(const struct sandbox *sb)
+{
+    return sb->defaults;
 }
 
 bool sandbox_auto_wake(const struct sandbox *sb)

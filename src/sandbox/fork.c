@@ -228,6 +228,8 @@ void forks_recover(struct sandboxes *s, struct operation *op)
 struct child_spec {
     const char *name; /* "" none */
     const json_t *metadata, *env;
+    const json_t *defaults; /* under user and cwd */
+    const char *user, *cwd;
     const struct lifecycle *lifecycle;
     const struct exposure
         *exposure; /* NULL: none: what may be reached of a sandbox is not said of its copies */
@@ -240,7 +242,8 @@ static struct sandbox *child_new(struct sandboxes *s, struct snapshot *sn, const
     char id[ID_SIZE];
     id_new("sb", id);
     struct sandbox *sb = sandbox_alloc(s, id);
-    if (!sb || take_map(&sb->metadata, spec->metadata) < 0 || take_map(&sb->env, spec->env) < 0) {
+    if (!sb || take_map(&sb->metadata, spec->metadata) < 0 || take_map(&sb->env, spec->env) < 0 ||
+        take_command_defaults(&sb->defaults, spec->defaults, spec->user, spec->cwd) < 0) {
         sandbox_free(sb);
         return NULL;
     }
@@ -292,6 +295,9 @@ int create_from_snapshot(struct sandboxes *s, const struct create_spec *spec, co
     const struct child_spec child = {.name = spec->name,
                                      .metadata = spec->metadata,
                                      .env = spec->env ? spec->env : sn->env,
+                                     .defaults = sn->defaults,
+                                     .user = spec->user,
+                                     .cwd = spec->cwd,
                                      .lifecycle = &spec->lifecycle,
                                      .exposure = &spec->exposure,
                                      .project = sn->project};
@@ -386,6 +392,7 @@ static int make_children(struct sandboxes *s, const struct sandbox *sb, struct s
     struct sandbox **made = calloc(count, sizeof(void *));
     const struct child_spec child = {.metadata = spec->patch.metadata ? spec->patch.metadata : sb->metadata,
                                      .env = sb->env,
+                                     .defaults = sb->defaults,
                                      .lifecycle = &spec->patch.lifecycle,
                                      .project = sb->project};
     for (unsigned i = 0; f && made && i < count; i++) {

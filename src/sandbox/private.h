@@ -129,6 +129,7 @@ struct create_spec {
     const char *name;     /* "" when absent */
     const json_t *metadata;
     const json_t *env;
+    const char *user, *cwd;              /* of commands that do not say; NULL: not given */
     int64_t vcpus, memory_mib, disk_mib; /* 0: not given */
     struct lifecycle lifecycle;
     struct exposure exposure;
@@ -184,6 +185,7 @@ struct snapshot {
     struct vm_shape shape;
     uint64_t generation;
     json_t *env;       /* owned object */
+    json_t *defaults;  /* owned object: user and cwd of commands, as far as they were given */
     json_t *processes; /* owned, or NULL: none */
     uint64_t bytes;
     uint64_t packed_bytes; /* 0: not packed */
@@ -238,6 +240,7 @@ struct sandbox {
     struct lifecycle lifecycle;
     struct exposure exposure;
     json_t *metadata, *env; /* owned objects */
+    json_t *defaults;       /* owned object: user and cwd of commands */
     unsigned char machine_id[16];
     int64_t created_ms, started_ms, active_ms, expires_ms, ended_ms; /* 0: not yet / never */
     char failure_reason[32];                                         /* "": none */
@@ -613,6 +616,9 @@ int take_operation(struct sandboxes *s, struct sandbox *sb, const char *kind, st
 int store_check(struct sandboxes *s, struct error *err);
 int verb_conflict(const struct sandbox *sb, const char *verb, struct error *err);
 int take_map(json_t **to, const json_t *map);
+/* The same for user and cwd of commands: those of `under` (may be NULL), with what is given (may be NULL)
+ * instead. */
+int take_command_defaults(json_t **to, const json_t *under, const char *user, const char *cwd);
 int verb_begin(struct sandboxes *s, struct sandbox *sb, enum sandbox_verb verb, struct operation **ret_op,
                struct error *err);
 

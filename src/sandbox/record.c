@@ -190,6 +190,8 @@ static json_t *record(const struct sandbox *sb)
                                         "failure_message", sb->failure_message,     //
                                         "operation", sb->op ? sb->op->id : ""));
     exposure_store(&sb->exposure, r);
+    if (json_object_size(sb->defaults) > 0)
+        (void)json_object_set(r, "defaults", sb->defaults);
     if (json_object_update_new(r, times) < 0 || json_object_update_new(r, stored_machine(sb)) < 0)
         abort(); /* as in json_made */
     return r;
@@ -366,6 +368,7 @@ static bool load_fields(struct sandbox *sb, const json_t *body)
     load_times(sb, body);
     load_machine(sb, body);
     exposure_load(body, &sb->exposure);
+    (void)load_map(&sb->defaults, body, "defaults"); /* mostly there are none */
     load_history(sb, json_object_get(body, "history"));
     return load_texts(sb, body) && resources_load(json_object_get(body, "resources"), &sb->shape) &&
            load_lifecycle(body, &sb->lifecycle) && state_of(body, "state", &sb->state) &&

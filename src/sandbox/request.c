@@ -26,6 +26,19 @@ int take_map(json_t **to, const json_t *map)
     return 0;
 }
 
+int take_command_defaults(json_t **to, const json_t *under, const char *user, const char *cwd)
+{
+    json_t *map = under ? json_copy((json_t *)under) : json_object();
+    if (!map || (user && json_object_set_new(map, "user", json_string(user)) < 0) ||
+        (cwd && json_object_set_new(map, "cwd", json_string(cwd)) < 0)) {
+        json_decref(map);
+        return ERROR_NO_MEMORY;
+    }
+    json_decref(*to);
+    *to = map;
+    return 0;
+}
+
 static void fill(struct sandboxes *s, struct sandbox *sb, const struct create_spec *spec, const char *project,
                  const struct golden_lease *lease)
 {
@@ -55,7 +68,8 @@ static int make(struct sandboxes *s, const struct create_spec *spec, const char 
     if (rc < 0)
         return rc;
     struct sandbox *sb = sandbox_alloc(s, lease.sandbox_id);
-    if (!sb || take_map(&sb->metadata, spec->metadata) < 0 || take_map(&sb->env, spec->env) < 0) {
+    if (!sb || take_map(&sb->metadata, spec->metadata) < 0 || take_map(&sb->env, spec->env) < 0 ||
+        take_command_defaults(&sb->defaults, NULL, spec->user, spec->cwd) < 0) {
         sandbox_free(sb);
         golden_release(s->config.golden, &lease);
         return error_set(err, ERROR_NO_MEMORY, "out of memory");

@@ -196,6 +196,8 @@ const char *sandbox_template_ref(const struct sandbox *sb);
 const char *sandbox_digest(const struct sandbox *sb); /* 64 hexadecimal digits */
 const json_t *sandbox_metadata(const struct sandbox *sb);
 const json_t *sandbox_env(const struct sandbox *sb); /* object of strings: environment of every command */
+const json_t *
+sandbox_defaults(const struct sandbox *sb); /* object: user and cwd of commands that do not say */
 bool sandbox_auto_wake(const struct sandbox *sb);
 /* Whether anybody may use this port of the guest. */
 bool sandbox_port_public(const struct sandbox *sb, uint16_t port);

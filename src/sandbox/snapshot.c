@@ -42,6 +42,8 @@ void snapshot_save(struct sandboxes *s, const struct snapshot *sn)
         "resources", resources_json(&sn->shape), "generation", (json_int_t)sn->generation, "env", sn->env, //
         "processes", processes, "bytes", (json_int_t)sn->bytes, "created_ms", (json_int_t)sn->created_ms,
         "packed_bytes", (json_int_t)sn->packed_bytes));
+    if (json_object_size(sn->defaults) > 0)
+        (void)json_object_set(r, "defaults", sn->defaults);
     store_put(s->config.store, STORE_SNAPSHOT, sn->id, sn->sandbox_id, r);
 }
 
@@ -66,6 +68,8 @@ static bool load_machine(struct snapshot *sn, const json_t *body)
     json_decref(sn->env);
     sn->env = json_deep_copy(json_object_get(body, "env"));
     sn->processes = json_is_null(processes) ? NULL : json_deep_copy(processes);
+    if (json_is_object(json_object_get(body, "defaults")))
+        (void)take_map(&sn->defaults, json_object_get(body, "defaults"));
     return compat_load(json_object_get(body, "compat"), &sn->compat) &&
            resources_load(json_object_get(body, "resources"), &sn->shape) && json_is_object(sn->env);
 }
@@ -91,6 +95,7 @@ static void snapshot_free(struct snapshot *sn)
     if (!sn)
         return;
     json_decref(sn->env);
+    json_decref(sn->defaults);
     json_decref(sn->processes);
     free(sn);
 }
@@ -102,6 +107,7 @@ static struct snapshot *alloc(struct sandboxes *s, const char *id)
         abort(); /* as in call_new */
     sn->all = s;
     sn->env = json_made(json_object());
+    sn->defaults = json_made(json_object());
     (void)str_copy(sn->id, sizeof(sn->id), id);
     return sn;
 }
@@ -146,6 +152,8 @@ struct snapshot *snapshot_new(struct sandboxes *s, const struct sandbox *sb, enu
     sn->created_ms = now_ms(s);
     json_decref(sn->env);
     sn->env = json_made(json_deep_copy(sb->env));
+    json_decref(sn->defaults);
+    sn->defaults = json_made(json_deep_copy(sb->defaults));
     (void)str_copy(sn->sandbox_id, sizeof(sn->sandbox_id), sb->id);
     (void)str_copy(sn->project, sizeof(sn->project), sb->project);
     (void)str_copy(sn->name, sizeof(sn->name), name);

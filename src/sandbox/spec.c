@@ -12,6 +12,8 @@
 #define METADATA_VALUE_MAX 1024
 #define ENV_MAX 256
 #define ENV_BYTES_MAX 65536
+#define USER_MAX 64
+#define CWD_MAX 4095
 #define TEMPLATE_MAX 159
 #define IDLE_MAX_S (30LL * 24 * 3600)
 #define LIFETIME_MAX_S (366LL * 24 * 3600)
@@ -50,6 +52,18 @@ static int check_metadata(const json_t *map, struct error *err)
             return error_field(err, ERROR_INVALID, "metadata", "metadata.%.64s is longer than %d bytes", key,
                                METADATA_VALUE_MAX);
     }
+    return 0;
+}
+
+/* As of a command itself; whether the guest has them is told by each command. */
+static int check_defaults(const char *user, const char *cwd, struct error *err)
+{
+    static const char allowed[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-$";
+    if (user && user[strspn(user, allowed)] != '\0')
+        return error_field(err, ERROR_INVALID, "user",
+                           "user is a name or a number of the sandbox's own users");
+    if (cwd && cwd[0] != '/')
+        return error_field(err, ERROR_INVALID, "cwd", "cwd must be an absolute path");
     return 0;
 }
 
@@ -322,6 +336,8 @@ static int read_create(const json_t *body, struct create_spec *spec, struct crea
         {"name", JSON_KIND_STRING, .min = 1, .max = NAME_MAX_BYTES, .to = &spec->name},
         {"metadata", JSON_KIND_STRING_MAP, .max = METADATA_MAX, .to = &spec->metadata},
         {"env", JSON_KIND_STRING_MAP, .max = ENV_MAX, .to = &spec->env},
+        {"user", JSON_KIND_STRING, .min = 1, .max = USER_MAX, .to = &spec->user},
+        {"cwd", JSON_KIND_STRING, .min = 1, .max = CWD_MAX, .to = &spec->cwd},
         {"resources", JSON_KIND_OBJECT, .to = &parts->resources},
         {"network", JSON_KIND_OBJECT, .to = &parts->network},
         {"lifecycle", JSON_KIND_OBJECT, .to = &parts->lifecycle},
@@ -342,6 +358,8 @@ static int check_create(const struct create_spec *spec, const struct create_part
     int rc = name_check(spec->name, err);
     if (rc == 0 && spec->metadata)
         rc = check_metadata(spec->metadata, err);
+    if (rc == 0)
+        rc = check_defaults(spec->user, spec->cwd, err);
     return rc == 0 && spec->env ? check_env(spec->env, err) : rc;
 }
 

@@ -328,7 +328,8 @@ static int make_process(struct sessions *s, struct sandbox *sb, const json_t *bo
                         struct process **ret, struct error *err)
 {
     struct spec_request q;
-    int rc = spec_read(body, exec, sandbox_env(sb), s->config.journal_max_bytes, &q, err);
+    int rc =
+        spec_read(body, exec, sandbox_env(sb), sandbox_defaults(sb), s->config.journal_max_bytes, &q, err);
     if (rc < 0)
         return rc;
     rc = check_sandbox(sb, err);
@@ -385,7 +386,8 @@ int sessions_check(struct sessions *s, const struct sandbox *sb, const json_t *b
                    struct error *err)
 {
     struct spec_request q;
-    int rc = spec_read(body, exec, sandbox_env(sb), s->config.journal_max_bytes, &q, err);
+    int rc =
+        spec_read(body, exec, sandbox_env(sb), sandbox_defaults(sb), s->config.journal_max_bytes, &q, err);
     if (rc < 0)
         return rc;
     if (ret_now)

@@ -278,7 +278,7 @@ static int build(const struct fields *f, const json_t *sandbox_env, struct spec_
     return rc == 0 && f->stdin_b64 ? read_feed(f->stdin_b64, q, err) : rc;
 }
 
-int spec_read(const json_t *body, bool exec, const json_t *env, uint64_t journal_max,
+int spec_read(const json_t *body, bool exec, const json_t *env, const json_t *defaults, uint64_t journal_max,
               struct spec_request *ret, struct error *err)
 {
     if (!json_is_object(body))
@@ -295,6 +295,10 @@ int spec_read(const json_t *body, bool exec, const json_t *env, uint64_t journal
         rc = check_command(&f, &q.bytes, err);
     if (rc == 0)
         rc = check_names(&f, err);
+    if (!f.user)
+        f.user = json_string_value(json_object_get(defaults, "user"));
+    if (!f.cwd)
+        f.cwd = json_string_value(json_object_get(defaults, "cwd"));
     if (rc == 0)
         rc = build(&f, env, &q, err);
     if (rc < 0) {

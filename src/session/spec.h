@@ -30,8 +30,9 @@ struct spec_request {
 };
 
 /* Reads and checks the body of POST .../sessions, or of .../exec (no pty, start and stdin; stdin_b64). env:
- * the sandbox's environment, under the command's own; may be NULL. Every refusal names the field. */
-int spec_read(const json_t *body, bool exec, const json_t *env, uint64_t journal_max,
+ * the sandbox's environment, under the command's own; defaults: the sandbox's user and cwd, for a command
+ * without; both may be NULL. Every refusal names the field. */
+int spec_read(const json_t *body, bool exec, const json_t *env, const json_t *defaults, uint64_t journal_max,
               struct spec_request *ret, struct error *err);
 
 void spec_request_finish(struct spec_request *q);

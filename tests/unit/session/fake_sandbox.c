@@ -109,6 +109,12 @@ const json_t *sandbox_env(const struct sandbox *sb)
     return sb->env;
 }
 
+const json_t *sandbox_defaults(const struct sandbox *sb)
+{
+    (void)sb;
+    return NULL;
+}
+
 bool sandbox_auto_wake(const struct sandbox *sb)
 {
     return sb->auto_wake;

@@ -14,7 +14,7 @@ static int read_text(const char *text, bool exec, struct spec_request *q, struct
     *q = (struct spec_request){.spec = NULL};
     int rc = json_parse(text, strlen(text), &body, err);
     assert_int_equal(rc, 0);
-    rc = spec_read(body, exec, NULL, JOURNAL_MAX, q, err);
+    rc = spec_read(body, exec, NULL, NULL, JOURNAL_MAX, q, err);
     json_decref(body);
     return rc;
 }
@@ -119,7 +119,7 @@ static void test_sizes(void **state)
         struct error err = ERROR_INIT;
         struct spec_request q = {.spec = NULL};
         json_t *body = long_argv(cases[i].count, cases[i].each);
-        int rc = spec_read(body, false, NULL, JOURNAL_MAX, &q, &err);
+        int rc = spec_read(body, false, NULL, NULL, JOURNAL_MAX, &q, &err);
         assert_int_equal(rc, cases[i].good ? 0 : ERROR_INVALID);
         if (!cases[i].good)
             assert_string_equal(err.field, "argv");
@@ -138,8 +138,8 @@ static void test_env_counts(void **state)
     json_t *big = long_argv(1, 500000);
     json_t *env = json_pack("{sO}", "BIG", json_array_get(json_object_get(big, "argv"), 0));
     json_decref(big);
-    assert_int_equal(spec_read(body, false, env, JOURNAL_MAX, &q, &err), ERROR_INVALID);
-    assert_int_equal(spec_read(body, false, NULL, JOURNAL_MAX, &q, &err), 0);
+    assert_int_equal(spec_read(body, false, env, NULL, JOURNAL_MAX, &q, &err), ERROR_INVALID);
+    assert_int_equal(spec_read(body, false, NULL, NULL, JOURNAL_MAX, &q, &err), 0);
     spec_request_finish(&q);
     json_decref(env);
     json_decref(body);
@@ -151,7 +151,7 @@ static void test_nul(void **state)
     struct error err = ERROR_INIT;
     struct spec_request q = {.spec = NULL};
     json_t *body = json_pack("{s[s s%]}", "argv", "a", "b\0c", (size_t)3);
-    assert_int_equal(spec_read(body, false, NULL, JOURNAL_MAX, &q, &err), ERROR_INVALID);
+    assert_int_equal(spec_read(body, false, NULL, NULL, JOURNAL_MAX, &q, &err), ERROR_INVALID);
     assert_string_equal(err.field, "argv[1]");
     json_decref(body);
 }
@@ -169,7 +169,7 @@ static void test_whole(void **state)
     json_t *body = NULL;
     json_t *env = json_pack("{ss ss}", "A", "1", "B", "1");
     assert_ok(json_parse(text, strlen(text), &body, &err), &err);
-    assert_ok(spec_read(body, false, env, JOURNAL_MAX, &q, &err), &err);
+    assert_ok(spec_read(body, false, env, NULL, JOURNAL_MAX, &q, &err), &err);
     json_decref(body); /* the spec stands by itself */
     json_decref(env);
     assert_true(q.start_now);
@@ -218,6 +218,35 @@ static void test_defaults(void **state)
     assert_string_equal(json_string_value(json_array_get(argv, 2)), "true");
     json_decref(argv);
     spec_request_finish(&q);
+}
+
+/* What the command says goes before what its sandbox says. */
+static void test_defaults_of_the_sandbox(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *body, *user, *cwd;
+    } cases[] = {
+        {"{\"shell\":\"a\"}", "su", "/s"},
+        {"{\"shell\":\"a\",\"user\":\"u\"}", "u", "/s"},
+        {"{\"shell\":\"a\",\"cwd\":\"/c\"}", "su", "/c"},
+    };
+    json_t *defaults = json_pack("{ss ss}", "user", "su", "cwd", "/s");
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        struct error err = ERROR_INIT;
+        struct spec_request q;
+        struct spec_exec x;
+        json_t *body = NULL;
+        assert_ok(json_parse(cases[i].body, strlen(cases[i].body), &body, &err), &err);
+        assert_ok(spec_read(body, false, NULL, defaults, JOURNAL_MAX, &q, &err), &err);
+        assert_ok(spec_exec_init(q.spec, "pr_a", &x, &err), &err);
+        assert_string_equal(x.exec.user, cases[i].user);
+        assert_string_equal(x.exec.cwd, cases[i].cwd);
+        spec_exec_finish(&x);
+        spec_request_finish(&q);
+        json_decref(body);
+    }
+    json_decref(defaults);
 }
 
 static void test_feed(void **state)
@@ -280,9 +309,16 @@ static void test_signals(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_refused), cmocka_unit_test(test_sizes),  cmocka_unit_test(test_env_counts),
-        cmocka_unit_test(test_nul),     cmocka_unit_test(test_whole),  cmocka_unit_test(test_defaults),
-        cmocka_unit_test(test_feed),    cmocka_unit_test(test_base64), cmocka_unit_test(test_signals),
+        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_sizes),
+        cmocka_unit_test(test_env_counts),
+        cmocka_unit_test(test_nul),
+        cmocka_unit_test(test_whole),
+        cmocka_unit_test(test_defaults),
+        cmocka_unit_test(test_defaults_of_the_sandbox),
+        cmocka_unit_test(test_feed),
+        cmocka_unit_test(test_base64),
+        cmocka_unit_test(test_signals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
