@@ -38,6 +38,8 @@ class OperationFailed(AssertionError):
 class Api:
     """One key of one server. Every call opens a connection of its own, unless keep_alive()."""
 
+    source = None  # address of the client's own end when it attaches; None: any
+
     def __init__(self, host, port, key=None, timeout=60):
         self.host, self.port, self.key, self.timeout = host, port, key, timeout
 

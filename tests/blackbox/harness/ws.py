@@ -38,8 +38,9 @@ class Closed(Exception):
 
 
 class WebSocket:
-    def __init__(self, host, port, path, protocol=None, headers=None, timeout=60):
-        self.sock = socket.create_connection((host, port), timeout=timeout)
+    def __init__(self, host, port, path, protocol=None, headers=None, timeout=60, source=None):
+        """source: the client's own address; None: any."""
+        self.sock = socket.create_connection((host, port), timeout, source and (source, 0))
         self.buffer = b""
         self.parts, self.kind = [], None
         self.close_sent = False
@@ -200,11 +201,14 @@ class Attachment:
 
     def __init__(self, stdout_offset=0, stderr_offset=0):
         self.out, self.err = Output(stdout_offset), Output(stderr_offset)
-        self.events, self.result, self.pid = [], None, None
+        self.events, self.result, self.pid, self.pings = [], None, None, 0
 
     def event(self, event):
         if self.result is not None:
             raise ProtocolError(f"an event after the result: {event}")
+        if event == {"type": "ping"}:
+            self.pings += 1
+            return
         self.events.append(event)
         kind = event["type"]
         if kind == "started":
@@ -221,7 +225,7 @@ class Attachment:
         self.abort()
 
 
-def attach_path(session, stdout_offset, stderr_offset, token):
+def attach_path(session, stdout_offset, stderr_offset, token, takeover=False):
     url = urllib.parse.urlsplit(session["attach"]["url"])
     query = dict(urllib.parse.parse_qsl(url.query))
     if token:
@@ -230,6 +234,8 @@ def attach_path(session, stdout_offset, stderr_offset, token):
         query["stdout_offset"] = stdout_offset
     if stderr_offset:
         query["stderr_offset"] = stderr_offset
+    if takeover:
+        query["takeover"] = 1
     return url.path + ("?" + urllib.parse.urlencode(query) if query else "")
 
 
@@ -237,13 +243,13 @@ class Attach(Attachment):
     """Attach by WebSocket. session: the answer of POST .../sessions."""
 
     def __init__(self, api, session, stdout_offset=0, stderr_offset=0, token=None, bearer=False, timeout=60,
-                 protocol="space.attach.v1"):
+                 protocol="space.attach.v1", takeover=False):
         super().__init__(stdout_offset, stderr_offset)
         token = session["attach"]["token"] if token is None else token
         headers = {"Authorization": f"Bearer {token}"} if bearer else {}
         self.ws = WebSocket(api.host, api.port,
-                            attach_path(session, stdout_offset, stderr_offset, None if bearer else token), protocol,
-                            headers, timeout)
+                            attach_path(session, stdout_offset, stderr_offset, None if bearer else token, takeover),
+                            protocol, headers, timeout, api.source)
         self.closed = None
 
     def step(self):
@@ -302,11 +308,12 @@ class Attach(Attachment):
 class AttachLines(Attachment):
     """Attach by chunked HTTP, one JSON object a line."""
 
-    def __init__(self, api, session, stdout_offset=0, stderr_offset=0, token=None, timeout=60):
+    def __init__(self, api, session, stdout_offset=0, stderr_offset=0, token=None, timeout=60, takeover=False):
         super().__init__(stdout_offset, stderr_offset)
         token = session["attach"]["token"] if token is None else token
-        self.conn = http.client.HTTPConnection(api.host, api.port, timeout=timeout)
-        self.conn.request("GET", attach_path(session, stdout_offset, stderr_offset, token),
+        self.conn = http.client.HTTPConnection(api.host, api.port, timeout=timeout,
+                                               source_address=api.source and (api.source, 0))
+        self.conn.request("GET", attach_path(session, stdout_offset, stderr_offset, token, takeover),
                           headers={"Accept": "application/x-ndjson"})
         self.response = self.conn.getresponse()
         if self.response.status != 200:
