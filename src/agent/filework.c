@@ -245,9 +245,6 @@ static int unsupported(const struct file_job *j)
     return work_refused(j, ERROR_UNSUPPORTED, "this agent does not do that");
 }
 
-/* While it is not there. */
-int watch_work(const struct file_job *j) __attribute__((weak));
-
 void file_work(struct file_job *j)
 {
     int (*const work[PROTO_OP_END])(const struct file_job *) = {
