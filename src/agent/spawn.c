@@ -23,6 +23,7 @@ struct child {
     const struct spawn *s;
     volatile enum stage stage;
     volatile int error;
+    volatile bool found; /* the program is there and may be run */
 };
 
 static int fail(struct child *c, enum stage stage)
@@ -59,8 +60,9 @@ static void reset_inherited(void)
 }
 
 /* Tries each directory of PATH, as execvp(3) does, and keeps the most telling error. */
-static void search_and_exec(const struct spawn *s)
+static void search_and_exec(struct child *c)
 {
+    const struct spawn *s = c->s;
     char full[4096];
     size_t name_n = strlen(s->argv[0]);
     int kept = ENOENT;
@@ -71,8 +73,10 @@ static void search_and_exec(const struct spawn *s)
             full[n] = '/';
             memcpy(full + n + (n > 0), s->argv[0], name_n + 1);
             /* Looked at first: an execve that fails has made and thrown away an address space. */
-            if (access(full, X_OK) == 0)
+            if (access(full, X_OK) == 0) {
                 (void)execve(full, s->argv, s->env);
+                c->found = true;
+            }
             if (errno != ENOENT && errno != ENOTDIR && errno != EACCES) {
                 return;
             }
@@ -100,9 +104,12 @@ static int run_child(void *arg)
         return fail(c, STAGE_CWD);
     if (strchr(s->argv[0], '/')) {
         (void)execve(s->argv[0], s->argv, s->env);
+        int error = errno;
+        c->found = access(s->argv[0], X_OK) == 0;
+        errno = error;
         return fail(c, STAGE_EXEC);
     }
-    search_and_exec(s);
+    search_and_exec(c);
     return fail(c, STAGE_LOOKUP);
 }
 
@@ -161,10 +168,18 @@ static void explain(const struct child *c, char *to, size_t size)
                        s->cwd ? s->cwd : s->user->home, why);
     else if (c->stage == STAGE_USER)
         (void)snprintf(to, size, "cannot become user '%s': %s", s->user->name, why);
+    else if (c->error == ENOENT && c->found)
+        (void)snprintf(to, size, "cannot run '%.120s': its interpreter or loader was not found", s->argv[0]);
     else if (c->stage == STAGE_LOOKUP && c->error == ENOENT)
         (void)snprintf(to, size, "'%.120s' was not found in PATH", s->argv[0]);
     else if (c->error == E2BIG)
-        (void)snprintf(to, size, "cannot run '%.120s': arguments and environment are too large", s->argv[0]);
+        (void)snprintf(to, size,
+                       "cannot run '%.60s': an argument or a variable has more than 131071 bytes, or all "
+                       "together have more than the kernel takes (a quarter of the stack's limit)",
+                       s->argv[0]);
+    else if (c->error == ENOEXEC)
+        (void)snprintf(to, size, "cannot run '%.120s': %s: no program of this machine, nor a script with #!",
+                       s->argv[0], why);
     else if (c->stage == STAGE_LOOKUP || c->stage == STAGE_EXEC)
         (void)snprintf(to, size, "cannot run '%.120s': %s", s->argv[0], why);
     else
