@@ -2,6 +2,7 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <strings.h>
 
 #include "base/cleanup.h"
 #include "base/str.h"
@@ -77,12 +78,62 @@ static bool is_choice(const char *choices, const char *text)
     return false;
 }
 
+/* KiB in a unit, 0 for what is none; none at all is MiB. "M", "MB" and "MiB" are the same. */
+static uint64_t unit_kib(const char *unit)
+{
+    static const char letters[] = "kmgt";
+    uint64_t kib = 1;
+    if (*unit == '\0')
+        return 1024;
+    const char *at = strchr(letters, *unit | 0x20);
+    if (!at || (strcasecmp(unit + 1, "ib") != 0 && strcasecmp(unit + 1, "b") != 0 && unit[1] != '\0'))
+        return 0;
+    for (const char *c = letters; c < at; c++)
+        kib *= 1024;
+    return kib;
+}
+
+#define SIZE_DIGITS 12 /* so that no product overflows */
+
+bool cli_parse_size(const char *text, uint64_t min, uint64_t max, uint64_t *ret_mib)
+{
+    uint64_t number = 0;
+    uint64_t scale = 1;
+    size_t digits = 0;
+    bool point = false;
+    for (; (*text >= '0' && *text <= '9') || (*text == '.' && !point && digits > 0); text++) {
+        if (*text == '.') {
+            point = true;
+            continue;
+        }
+        if (++digits > SIZE_DIGITS)
+            return false;
+        number = number * 10 + (uint64_t)(*text - '0');
+        scale *= point ? 10 : 1;
+    }
+    uint64_t kib;
+    if (digits == 0 || __builtin_mul_overflow(number, unit_kib(text), &kib) || unit_kib(text) == 0)
+        return false;
+    if (kib % scale != 0 || kib / scale % 1024 != 0)
+        return false;
+    uint64_t mib = kib / scale / 1024;
+    if (mib < min || mib > max)
+        return false;
+    *ret_mib = mib;
+    return true;
+}
+
 static int add_value(struct parser *p, const struct cli_option *o, const char *text)
 {
     uint64_t number;
     if (o->kind == OPTION_NUMBER && !str_to_u64(text, o->min, o->max, &number))
         return error_set(p->err, ERROR_INVALID, "--%s takes a number from %llu to %llu, not '%s'", o->name,
                          (unsigned long long)o->min, (unsigned long long)o->max, text);
+    if (o->kind == OPTION_SIZE && !cli_parse_size(text, o->min, o->max, &number))
+        return error_set(
+            p->err, ERROR_INVALID,
+            "--%s takes a size such as 512M or 1G (a bare number is MiB), from %llu MiB on, not '%s'",
+            o->name, (unsigned long long)o->min, text);
     if (o->kind == OPTION_CHOICE && !is_choice(o->choices, text))
         return error_set(p->err, ERROR_INVALID, "--%s takes one of %s, not '%s'", o->name, o->choices, text);
     if (p->args->value_count >= ARRAY_LEN(p->args->values))
@@ -250,8 +301,8 @@ uint64_t cli_number(const struct cli_args *a, const char *name, uint64_t fallbac
 {
     const char *text = cli_text(a, name, NULL);
     uint64_t number = fallback;
-    if (text)
-        (void)str_to_u64(text, 0, UINT64_MAX, &number);
+    if (text && !str_to_u64(text, 0, UINT64_MAX, &number))
+        (void)cli_parse_size(text, 0, UINT64_MAX, &number);
     return number;
 }
 

@@ -16,6 +16,7 @@ enum cli_option_kind {
     OPTION_NUMBER, /* decimal, within [min, max] */
     OPTION_CHOICE, /* one of the words in `choices`, separated by '|' */
     OPTION_LIST,   /* may be repeated */
+    OPTION_SIZE,   /* memory or disk in MiB, or with a unit: 512, 512M, 1.5G; within [min, max] MiB */
 };
 
 struct cli_option {
@@ -82,8 +83,11 @@ bool cli_flag(const struct cli_args *a, const char *name);
 /* Last value given, or fallback. */
 const char *cli_text(const struct cli_args *a, const char *name, const char *fallback);
 
-/* Last value of a number option (checked by the parser), or fallback. */
+/* Last value of a number or size option (checked by the parser), or fallback. */
 uint64_t cli_number(const struct cli_args *a, const char *name, uint64_t fallback);
 
 /* The index-th value of a repeated option; NULL past the end. */
 const char *cli_item(const struct cli_args *a, const char *name, size_t index);
+
+/* "512", "512M", "1.5G", "1GiB": whole MiB within [min, max]; false for anything else. */
+bool cli_parse_size(const char *text, uint64_t min, uint64_t max, uint64_t *ret_mib);

@@ -26,8 +26,9 @@
 #define SILENT_NS (60 * CLOCK_NS_PER_S)
 #define INTERRUPTS_MAX 3
 #define CLOSE_POLICY 1008
-#define DETACH_FIRST 0x10  /* ctrl-p */
-#define DETACH_SECOND 0x11 /* ctrl-q */
+#define CLOSE_TAKEN_OVER 4001
+#define AHEAD_MAX 65536 /* typed while the command cannot take it */
+#define CTRL_C 3
 
 enum step { STEP_GO_ON, STEP_BROKEN, STEP_DONE };
 
@@ -55,21 +56,32 @@ struct attach {
     bool unconfirmed_data;  /* input was sent and the server has not said yet that it took it */
     bool unconfirmed_close; /* the same for its end */
     bool sent_since_ping;
-    bool detach_armed; /* ctrl-p was typed */
+    struct keys keys;
+    struct buf ahead; /* typed while there was no connection, or no command yet */
 
     char *session_id, *token; /* after a renewal; owned */
     unsigned interrupts;
     bool pipe_told;
+    bool attached; /* at least once: nobody is to be sent away any more */
+    bool redrawn;
+    bool told;     /* that the connection broke; once each time */
     char why[256]; /* the server's last word on why it cannot go on */
     struct attach_outcome out;
-    bool finished;      /* out.end or `away` is set */
-    bool away;          /* the sandbox was suspended or rolled back; the command goes on there */
-    struct error later; /* `away`: that, and how to come back */
+    bool finished;      /* out.end or out.sent_away is set */
+    struct error later; /* out.sent_away: why */
 };
 
 static void finish(struct attach *a, enum attach_end end)
 {
     a->out.end = end;
+    a->finished = true;
+}
+
+/* Ends without a result that may yet come elsewhere. */
+static void finish_away(struct attach *a, const char *why)
+{
+    (void)error_set(&a->later, ERROR_UNAVAILABLE, "%s", why);
+    a->out.goes_on = a->out.sent_away = true;
     a->finished = true;
 }
 
@@ -81,6 +93,10 @@ static void report_gap(struct attach *a, int stream, uint64_t from, uint64_t to)
         return;
     if (from < a->offsets[stream])
         from = a->offsets[stream];
+    if (a->sinks[stream].discard) {
+        a->offsets[stream] = to;
+        return;
+    }
     char text[128];
     int n = snprintf(text, sizeof(text), "space: %llu bytes of %s were dropped%s\n",
                      (unsigned long long)(to - from), stream == 0 ? "stdout" : "stderr",
@@ -136,40 +152,64 @@ static void send_json(struct attach *a, json_t *message)
         (void)ws_send(a->ws, true, text, strlen(text));
 }
 
+static void send_rows(struct attach *a, uint16_t rows, uint16_t cols)
+{
+    send_json(a, json_pack("{s:s, s:i, s:i}", "type", "resize", "rows", (int)rows, "cols", (int)cols));
+}
+
 static void send_size(struct attach *a)
 {
     uint16_t rows;
     uint16_t cols;
     if (a->spec->tty && a->started && tty_size(a->spec->stdin_fd, &rows, &cols))
-        send_json(a, json_pack("{s:s, s:i, s:i}", "type", "resize", "rows", (int)rows, "cols", (int)cols));
+        send_rows(a, rows, cols);
+}
+
+/* A size that stays as it is tells a full-screen program nothing: another one comes first. */
+static void ask_to_redraw(struct attach *a)
+{
+    uint16_t rows;
+    uint16_t cols;
+    if (a->spec->tty && tty_size(a->spec->stdin_fd, &rows, &cols) && cols > 1)
+        send_rows(a, rows, (uint16_t)(cols - 1));
+}
+
+static void send_input(struct attach *a, unsigned char *message, size_t n);
+
+/* What was typed before there was anybody to take it. */
+static void send_ahead(struct attach *a)
+{
+    unsigned char message[STDIN_CHUNK + 1] = {0};
+    while (buf_len(&a->ahead) > 0) {
+        size_t n = buf_len(&a->ahead) < STDIN_CHUNK ? buf_len(&a->ahead) : STDIN_CHUNK;
+        memcpy(message + 1, buf_head(&a->ahead), n);
+        send_input(a, message, n);
+        buf_consume(&a->ahead, n);
+    }
 }
 
 static void on_started(struct attach *a)
 {
     a->started = true;
+    a->told = false;
+    if (a->spec->redraw && !a->redrawn)
+        ask_to_redraw(a);
+    a->redrawn = true;
     send_size(a);
+    send_ahead(a);
     if (a->stdin_closed && a->unconfirmed_close) /* the first one may have been lost */
         send_json(a, json_pack("{s:s}", "type", "stdin_close"));
 }
 
-/* The server sends us away without a result, and says where the command goes on. */
-static void on_away(struct attach *a, const json_t *m, const char *what, const char *when)
+/* The server sends us away without a result, and says from where on it continues. */
+static void on_away(struct attach *a, const json_t *m, const char *why)
 {
-    const char *sandbox = json_string_value(json_object_get(m, "sandbox_id"));
-    const char *session = json_string_value(json_object_get(m, "session_id"));
-    const char *process = a->spec->process_id;
-    (void)error_set(&a->later, ERROR_UNAVAILABLE,
-                    "the sandbox was %s; the command goes on %s: "
-                    "space attach %.32s%s%.32s --stdout-offset %lld --stderr-offset %lld",
-                    what, when, process && sandbox ? sandbox : "", process && sandbox ? " " : "",
-                    process   ? process
-                    : session ? session
-                              : "SESSION",
-                    (long long)json_integer_value(json_object_get(m, "stdout_offset")),
-                    (long long)json_integer_value(json_object_get(m, "stderr_offset")));
-    a->away = true;
-    a->finished = true;
+    a->offsets[0] = (uint64_t)json_integer_value(json_object_get(m, "stdout_offset"));
+    a->offsets[1] = (uint64_t)json_integer_value(json_object_get(m, "stderr_offset"));
+    finish_away(a, why);
 }
+
+static const char taken_over[] = "another client has taken over; the command goes on";
 
 static void on_text(void *arg, const char *text, size_t n)
 {
@@ -188,9 +228,11 @@ static void on_text(void *arg, const char *text, size_t n)
         a->out.result = json_incref(m);
         finish(a, ATTACH_RESULT);
     } else if (str_eq(type, "suspended")) {
-        on_away(a, m, "suspended", "when it is restored");
+        on_away(a, m, "the sandbox was suspended; the command goes on when it is restored");
     } else if (str_eq(type, "rolled_back")) {
-        on_away(a, m, "rolled back", "from where it was then");
+        on_away(a, m, "the sandbox was rolled back; the command goes on from where it was then");
+    } else if (str_eq(type, "taken_over")) {
+        finish_away(a, taken_over);
     } else if (word) {
         (void)str_copy(a->why, sizeof(a->why), word);
     }
@@ -228,50 +270,66 @@ static void confirm_input(struct attach *a)
     ping(a);
 }
 
-/* Length of what may be sent of typed input; finishes at ctrl-p ctrl-q. A ctrl-p is held back until the next
- * key shows what it was for. Writes to `to`, which has room for one byte more than n. */
-static size_t filter_keys(struct attach *a, const unsigned char *from, size_t n, unsigned char *to)
+/* message: one byte for the channel, then n bytes of input. */
+static void send_input(struct attach *a, unsigned char *message, size_t n)
 {
-    size_t out = 0;
-    for (size_t i = 0; i < n; i++) {
-        if (a->detach_armed && from[i] == DETACH_SECOND) {
-            finish(a, ATTACH_DETACHED);
-            return out;
-        }
-        if (a->detach_armed)
-            to[out++] = DETACH_FIRST;
-        a->detach_armed = from[i] == DETACH_FIRST;
-        if (!a->detach_armed)
-            to[out++] = from[i];
-    }
-    return out;
-}
-
-static void send_stdin(struct attach *a)
-{
-    unsigned char input[STDIN_CHUNK];
-    unsigned char message[STDIN_CHUNK + 2] = {0}; /* channel 0, then the bytes */
-    ssize_t n = read(a->spec->stdin_fd, input, sizeof(input));
-    if (n < 0 && (errno == EINTR || errno == EAGAIN))
-        return;
-    if (n <= 0) {
-        a->stdin_open = false;
-        a->stdin_closed = true;
-        send_json(a, json_pack("{s:s}", "type", "stdin_close"));
-        a->unconfirmed_close = true;
-        confirm_input(a);
-        return;
-    }
-    size_t size = (size_t)n;
-    if (a->spec->tty)
-        size = filter_keys(a, input, size, message + 1);
-    else
-        memcpy(message + 1, input, size);
-    if (size == 0)
-        return;
-    (void)ws_send(a->ws, false, message, size + 1);
+    message[0] = 0;
+    (void)ws_send(a->ws, false, message, n + 1);
     a->unconfirmed_data = true;
     confirm_input(a);
+}
+
+static void send_end(struct attach *a)
+{
+    a->stdin_open = false;
+    a->stdin_closed = true;
+    send_json(a, json_pack("{s:s}", "type", "stdin_close"));
+    a->unconfirmed_close = true;
+    confirm_input(a);
+}
+
+static void leave(struct attach *a, int number)
+{
+    if (a->finished)
+        return;
+    a->out.left_by = number;
+    finish(a, ATTACH_LEFT);
+}
+
+/* Typed input: the command's, but for the keys that detach. While there is no command to take it, it is kept,
+ * and ctrl-c leaves: in raw mode it is no signal. */
+static void take_typed(struct attach *a, const unsigned char *input, size_t n)
+{
+    unsigned char message[1 + STDIN_CHUNK + KEYS_MAX] = {0};
+    bool detach = false;
+    size_t size = keys_filter(&a->keys, input, n, message + 1, &detach);
+    bool connected = a->ws && a->started;
+    if (!connected && memchr(message + 1, CTRL_C, size)) {
+        leave(a, SIGINT);
+        return;
+    }
+    if (size > 0 && connected)
+        send_input(a, message, size);
+    else if (size > 0 && !buf_append(&a->ahead, message + 1, size))
+        buf_consume(&a->ahead, buf_len(&a->ahead)); /* nobody types so much: something goes wrong */
+    if (detach)
+        finish(a, ATTACH_DETACHED);
+}
+
+static void read_stdin(struct attach *a)
+{
+    unsigned char input[1 + STDIN_CHUNK];
+    ssize_t n = read(a->spec->stdin_fd, input + 1, STDIN_CHUNK);
+    if (n < 0 && (errno == EINTR || errno == EAGAIN))
+        return;
+    if (a->spec->tty && n > 0)
+        take_typed(a, input + 1, (size_t)n);
+    else if (a->spec->tty)
+        leave(a, SIGHUP); /* raw mode has no end of input: the terminal is gone */
+    else if (n <= 0)
+        send_end(a);
+    else
+        send_input(a, input, (size_t)n);
 }
 
 static void send_signal(struct attach *a, int number)
@@ -283,33 +341,30 @@ static void send_signal(struct attach *a, int number)
 
 /* --- signals to us --- */
 
-static void stop_here(struct attach *a)
+/* Whether a signal to us ends us. On a terminal the command's signals are typed; what is sent to us by name
+ * is meant for us. */
+static bool signal_leaves(const struct attach *a, int number)
 {
-    bool raw = tty_is_raw();
-    tty_restore();
-    (void)raise(SIGSTOP);
-    if (raw)
-        (void)tty_raw(a->spec->stdin_fd, NULL);
+    if (number != SIGINT && number != SIGTERM && number != SIGHUP)
+        return false;
+    return a->spec->tty || !a->spec->forward_signals || !a->ws || !a->started || number == SIGHUP ||
+           a->interrupts >= INTERRUPTS_MAX;
 }
 
 static void on_signal(struct attach *a, int number)
 {
-    bool ends = number == SIGINT || number == SIGTERM || number == SIGHUP;
     if (number == SIGTSTP) {
-        stop_here(a);
+        tty_stop(&signals_interrupted);
     } else if (number == SIGWINCH || number == SIGCONT) {
+        tty_again();
         if (a->ws)
             send_size(a);
     } else {
-        if (a->spec->forward_signals)
+        a->interrupts += number == SIGINT || number == SIGTERM;
+        if (a->spec->forward_signals && !a->spec->tty)
             send_signal(a, number);
-        a->interrupts += ends;
-        if (!a->finished && ends &&
-            (!a->spec->forward_signals || !a->ws || !a->started || number == SIGHUP ||
-             a->interrupts >= INTERRUPTS_MAX)) {
-            a->out.left_by = number;
-            finish(a, ATTACH_LEFT);
-        }
+        if (signal_leaves(a, number))
+            leave(a, number);
     }
 }
 
@@ -329,10 +384,12 @@ static void check_outputs(struct attach *a)
         sink_flush(&a->sinks[i]);
     if (a->sinks[0].failed && !a->pipe_told) {
         a->pipe_told = true;
-        if (a->spec->forward_signals)
+        if (a->spec->tty)
+            leave(a, SIGHUP);
+        else if (a->spec->forward_signals)
             send_signal(a, SIGPIPE);
-        else if (!a->finished)
-            finish(a, ATTACH_LEFT);
+        else
+            leave(a, SIGPIPE);
     }
     if (a->ws)
         ws_hold(a->ws, sink_full(&a->sinks[0]) || sink_full(&a->sinks[1]));
@@ -355,7 +412,7 @@ enum { POLL_SIGNALS, POLL_WS, POLL_STDIN, POLL_STDOUT, POLL_STDERR, POLL_COUNT }
 static void set_poll(const struct attach *a, struct pollfd p[POLL_COUNT])
 {
     bool hold = sink_full(&a->sinks[0]) || sink_full(&a->sinks[1]);
-    bool input = a->stdin_open && a->started && !ws_wants_write(a->ws) && !a->finished;
+    bool input = a->stdin_open && (a->started || a->spec->tty) && !ws_wants_write(a->ws) && !a->finished;
     p[POLL_SIGNALS] = (struct pollfd){.fd = signals_fd(), .events = POLLIN};
     p[POLL_WS] = (struct pollfd){
         .fd = ws_fd(a->ws), .events = (short)((hold ? 0 : POLLIN) | (ws_wants_write(a->ws) ? POLLOUT : 0))};
@@ -377,7 +434,7 @@ static enum step turn(struct attach *a)
     (void)poll(p, POLL_COUNT, pending ? 0 : (int)(PING_NS / CLOCK_NS_PER_MS / 4));
     take_signals(a);
     if (p[POLL_STDIN].fd >= 0 && p[POLL_STDIN].revents && !a->finished)
-        send_stdin(a);
+        read_stdin(a);
     bool fine = true;
     if (pending || p[POLL_WS].revents) {
         a->heard_at = clock_mono_ns();
@@ -395,9 +452,11 @@ static enum step turn(struct attach *a)
 static int connect_now(struct attach *a, bool *ret_refused, struct error *err)
 {
     const struct attach_spec *s = a->spec;
-    char offsets[96];
-    (void)snprintf(offsets, sizeof(offsets), "?stdout_offset=%llu&stderr_offset=%llu",
-                   (unsigned long long)a->offsets[0], (unsigned long long)a->offsets[1]);
+    char offsets[112];
+    /* Who comes back after a break does not send away who came meanwhile. */
+    (void)snprintf(offsets, sizeof(offsets), "?stdout_offset=%llu&stderr_offset=%llu%s",
+                   (unsigned long long)a->offsets[0], (unsigned long long)a->offsets[1],
+                   s->takeover && !a->attached ? "&takeover=1" : "");
     AUTO_FREE char *base = client_path("/v1/attach/%s", a->session_id ? a->session_id : s->session_id);
     AUTO_FREE char *path = base ? str_printf("%s%s", base, offsets) : NULL;
     if (!path)
@@ -441,7 +500,7 @@ static int renew(struct attach *a, struct error *err)
                                      : error_set(err, ERROR_INTERNAL, "the server's answer has no session");
 }
 
-/* Waits for the next attempt, or until a signal ends it all. */
+/* Waits for the next attempt, or until a signal or a key ends it all. */
 static void wait_backoff(struct attach *a, unsigned ms)
 {
     int64_t until = clock_mono_ns() + ms * CLOCK_NS_PER_MS;
@@ -449,10 +508,24 @@ static void wait_backoff(struct attach *a, unsigned ms)
         int64_t left = (until - clock_mono_ns()) / CLOCK_NS_PER_MS;
         if (left <= 0)
             return;
-        struct pollfd p = {.fd = signals_fd(), .events = POLLIN};
-        (void)poll(&p, 1, (int)left);
+        struct pollfd p[2] = {{.fd = signals_fd(), .events = POLLIN},
+                              {.fd = a->spec->tty ? a->spec->stdin_fd : -1, .events = POLLIN}};
+        (void)poll(p, 2, (int)left);
         take_signals(a);
+        if (p[1].fd >= 0 && p[1].revents && !a->finished)
+            read_stdin(a);
     }
+}
+
+/* On a terminal silence would look like a command that hangs. */
+static void tell_break(struct attach *a)
+{
+    static const char text[] = "\r\nspace: the connection broke; trying again (ctrl-c leaves)\r\n";
+    if (!a->spec->tty || a->told)
+        return;
+    a->told = true;
+    sink_put(&a->sinks[1], text, sizeof(text) - 1);
+    sink_flush(&a->sinks[1]);
 }
 
 struct retry {
@@ -488,11 +561,33 @@ static int next_attempt(struct attach *a, struct retry *r, struct error *err)
         r->deadline = now + limit * CLOCK_NS_PER_MS;
         r->backoff_ms = BACKOFF_FIRST_MS;
     }
-    if (now >= r->deadline)
+    if (now >= r->deadline) {
+        a->out.goes_on = true;
         return error_set(err, ERROR_UNAVAILABLE, "the connection broke and did not come back within %u s%s%s",
                          limit / 1000, *a->why ? ": " : "", a->why);
+    }
+    tell_break(a);
     wait_backoff(a, r->backoff_ms);
     r->backoff_ms = r->backoff_ms * 2 < BACKOFF_MOST_MS ? r->backoff_ms * 2 : BACKOFF_MOST_MS;
+    return 0;
+}
+
+/* What the end of a connection means: 0 to go on, else the final error. */
+static int after_connection(struct attach *a, bool broken, struct error *err)
+{
+    if (broken && *ws_close_reason(a->ws))
+        (void)str_copy(a->why, sizeof(a->why), ws_close_reason(a->ws));
+    unsigned code = broken ? ws_close_code(a->ws) : 0;
+    disconnect(a);
+    if (code == CLOSE_POLICY) /* what we sent was not liked: sending it again would not help */
+        return error_set(err, ERROR_INVALID, "the server ended the connection: %s", a->why);
+    if (code == CLOSE_TAKEN_OVER)
+        finish_away(a, taken_over);
+    else if (broken && a->unconfirmed_data && !a->spec->tty) {
+        a->out.goes_on = true;
+        return error_set(err, ERROR_UNAVAILABLE,
+                         "the connection broke while input was being sent; the command may have missed some");
+    }
     return 0;
 }
 
@@ -508,40 +603,41 @@ static int run_connection(struct attach *a, struct retry *r, struct error *err)
     }
     r->ever = true;
     r->renewed = false;
+    a->attached = true;
     int64_t since = clock_mono_ns();
     enum step step = STEP_GO_ON;
     while (step == STEP_GO_ON)
         step = a->finished ? STEP_DONE : turn(a);
     if (step == STEP_DONE) {
+        (void)ws_write(a->ws); /* what was typed before the keys that detach: a close overtakes it */
         ws_close(a->ws);
         (void)ws_write(a->ws);
     }
-    if (step == STEP_BROKEN && *ws_close_reason(a->ws))
-        (void)str_copy(a->why, sizeof(a->why), ws_close_reason(a->ws));
-    bool refused_us = step == STEP_BROKEN && ws_close_code(a->ws) == CLOSE_POLICY;
-    disconnect(a);
-    if (refused_us) /* what we sent was not liked: sending it again would not help */
-        return error_set(err, ERROR_INVALID, "the server ended the connection: %s", a->why);
     if (a->progress || clock_mono_ns() - since > STABLE_NS)
         r->deadline = 0;
-    if (step == STEP_BROKEN && a->unconfirmed_data && !a->spec->tty)
-        return error_set(err, ERROR_UNAVAILABLE,
-                         "the connection broke while input was being sent; the command may have missed some");
-    return 0;
+    return after_connection(a, step == STEP_BROKEN, err);
 }
 
 /* All output that has arrived goes out before the end is told; a signal gives up. */
 static int drain(struct attach *a, struct error *err)
 {
+    for (int i = 0; i < 2; i++)
+        sink_flush(&a->sinks[i]);
+    if (a->finished && !a->out.sent_away && a->out.end != ATTACH_RESULT)
+        return 0; /* who leaves does not wait for a terminal that takes nothing */
     while (!sink_empty(&a->sinks[0]) || !sink_empty(&a->sinks[1])) {
         struct pollfd p[3] = {{.fd = signals_fd(), .events = POLLIN}};
         for (int i = 0; i < 2; i++)
             p[1 + i] = (struct pollfd){.fd = sink_empty(&a->sinks[i]) ? -1 : a->sinks[i].write_fd,
                                        .events = POLLOUT};
         (void)poll(p, 3, -1);
-        if (a->interrupts > 0 && p[0].revents)
+        int number = p[0].revents ? signals_take() : 0;
+        if (number > 0) { /* not all was written: the command's result is not ours */
+            json_decref(TAKE(a->out.result));
+            a->out.left_by = number;
+            finish(a, ATTACH_LEFT);
             break;
-        take_signals(a);
+        }
         for (int i = 0; i < 2; i++)
             sink_flush(&a->sinks[i]);
     }
@@ -552,15 +648,25 @@ static int drain(struct attach *a, struct error *err)
     return 0;
 }
 
-int attach_run(const struct attach_spec *spec, struct attach_outcome *ret, bool *ret_started,
-               struct error *err)
+static void drop(struct attach *a)
+{
+    sink_finish(&a->sinks[0]);
+    sink_finish(&a->sinks[1]);
+    buf_finish(&a->ahead);
+    free(a->session_id);
+    free(a->token);
+}
+
+int attach_run(const struct attach_spec *spec, struct attach_outcome *ret, struct error *err)
 {
     struct attach a = {.spec = spec,
                        .offsets = {spec->stdout_offset, spec->stderr_offset},
+                       .keys = spec->keys,
                        .stdin_open = spec->stdin_fd >= 0};
     struct retry r = {0};
     sink_init(&a.sinks[0], spec->stdout_fd);
     sink_init(&a.sinks[1], spec->stderr_fd);
+    buf_init(&a.ahead, AHEAD_MAX);
     int rc = spec->tty ? tty_raw(spec->stdin_fd, err) : 0;
     while (rc == 0 && !a.finished) {
         rc = run_connection(&a, &r, err);
@@ -569,27 +675,21 @@ int attach_run(const struct attach_spec *spec, struct attach_outcome *ret, bool 
     }
     struct error late = ERROR_INIT;
     int drained = drain(&a, &late);
-    if (rc == 0 && drained < 0) {
-        rc = drained;
-        if (err)
-            *err = late;
-    }
     tty_restore();
-    sink_finish(&a.sinks[0]);
-    sink_finish(&a.sinks[1]);
-    free(a.session_id);
-    free(a.token);
-    if (rc == 0 && a.away) {
-        rc = a.later.code;
+    drop(&a);
+    if (rc == 0 && (drained < 0 || a.out.sent_away)) {
+        const struct error *why = drained < 0 ? &late : &a.later;
+        rc = why->code;
         if (err)
-            *err = a.later;
+            *err = *why;
     }
-    *ret_started = r.ever;
+    if (rc < 0) {
+        json_decref(TAKE(a.out.result));
+        a.out.end = ATTACH_BROKEN;
+    }
+    a.out.started = r.ever;
     a.out.stdout_offset = a.offsets[0];
     a.out.stderr_offset = a.offsets[1];
-    if (rc == 0)
-        *ret = a.out;
-    else
-        json_decref(a.out.result);
+    *ret = a.out;
     return rc;
 }

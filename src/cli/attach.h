@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "cli/client.h"
+#include "cli/keys.h"
 
 #define ATTACH_RECONNECT_MS 30000
 
@@ -18,9 +19,12 @@ struct attach_spec {
     const char *sandbox_id; /* with process_id: to renew an expired token; NULL: cannot */
     const char *process_id;
     uint64_t stdout_offset, stderr_offset;
-    int stdin_fd; /* -1: no input is sent */
-    int stdout_fd, stderr_fd;
-    bool tty;              /* stdin_fd is a terminal: raw mode, sizes are sent, ctrl-p ctrl-q detaches */
+    int stdin_fd;             /* -1: no input is sent */
+    int stdout_fd, stderr_fd; /* -1: thrown away */
+    bool tty;                 /* stdin_fd is a terminal: raw mode, sizes are sent, `keys` detach */
+    struct keys keys;
+    bool takeover;         /* the process's other attachments are ended */
+    bool redraw;           /* with tty: asks a full-screen program to draw its screen anew */
     bool forward_signals;  /* else SIGINT, SIGTERM and SIGHUP leave */
     unsigned reconnect_ms; /* how long a broken connection is tried again; 0: ATTACH_RECONNECT_MS */
 };
@@ -29,17 +33,19 @@ enum attach_end {
     ATTACH_RESULT,   /* the command has ended: result */
     ATTACH_DETACHED, /* by the detach keys; the command runs on */
     ATTACH_LEFT,     /* by signal `left_by`; the command may run on */
+    ATTACH_BROKEN,   /* attach_run has failed */
 };
 
 struct attach_outcome {
     enum attach_end end;
     json_t *result; /* ATTACH_RESULT; owned by the caller */
     int left_by;
-    uint64_t stdout_offset, stderr_offset; /* what has been written */
+    uint64_t stdout_offset, stderr_offset; /* where to go on; on failure as well */
+    bool started;   /* on failure: the command may have been started, so there is no result to be had (status
+                       125); else nothing has happened */
+    bool goes_on;   /* on failure: the command goes on, and can be attached to again */
+    bool sent_away; /* and that is so by the server's own word */
 };
 
-/* Blocks until the end. Signals must have been caught (cli/signals.h). On failure *ret_started tells whether
- * the command may have been started: then there is no result to be had (status 125), else nothing has
- * happened. */
-int attach_run(const struct attach_spec *spec, struct attach_outcome *ret, bool *ret_started,
-               struct error *err);
+/* Blocks until the end. Signals must have been caught (cli/signals.h). *ret is set on failure too. */
+int attach_run(const struct attach_spec *spec, struct attach_outcome *ret, struct error *err);

@@ -2,6 +2,8 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <locale.h>
+#include <signal.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -88,6 +90,8 @@ static void say_what_to_do(const struct cli *c, const struct error *err)
 int cli_fail(const struct cli *c, const struct error *err)
 {
     (void)fflush(c->out);
+    if (c->reader_left)
+        return EXIT_SIGNAL_BASE + SIGPIPE;
     char text[sizeof(*err) + 64];
     (void)snprintf(text, sizeof(text), "space: %s%s%s%s%s%s%s\n", err->message, *err->field ? " (field " : "",
                    err->field, *err->field ? ")" : "", *err->operation_id ? " (operation " : "",
@@ -423,6 +427,9 @@ int cli_main(int argc, char **argv)
         (void)fputs("space: cannot set up libcurl\n", stderr);
         return EXIT_FAILED;
     }
+    /* libarchive takes and gives names in the locale's characters: bytes as they are, and UTF-8 as UTF-8. */
+    (void)setlocale(LC_CTYPE, "C.UTF-8");
+    (void)signal(SIGPIPE, SIG_IGN); /* a reader that leaves is an error of the write */
     int rc = cli_args_parse(cli_commands, argc, argv, &args, &err);
     c.json = rc == 0 && strcmp(cli_text(&args, "output", "table"), "json") == 0;
     int status = dispatch(&c, &err, rc);

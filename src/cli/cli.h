@@ -14,6 +14,7 @@ struct cli {
     struct cli_args *args;
     struct client *client; /* made on first use by cli_client */
     bool json;             /* -o json */
+    bool reader_left;      /* cli_put found nobody reading */
     FILE *out;
 };
 
@@ -23,7 +24,8 @@ int cli_main(int argc, char **argv);
 /* The client, from --url, --key and the environment; NULL with *err. */
 struct client *cli_client(struct cli *c, struct error *err);
 
-/* Prints "space: <message> (field ...)" to standard error and returns the exit status. */
+/* Prints "space: <message> (field ...)" to standard error and returns the exit status. Quiet, as if SIGPIPE
+ * had ended us, when the reader of the output has left. */
 int cli_fail(const struct cli *c, const struct error *err);
 
 /* One JSON call; *ret (may be NULL) gets a new reference. body is stolen. path is stolen too (heap, or NULL
@@ -44,6 +46,13 @@ int cli_snapshot_in(struct cli *c, json_t *body, struct error *err);
 
 /* The sandbox of a process, looked for in all of them: new heap string. */
 int cli_process_sandbox(struct cli *c, const char *process_id, char **ret, struct error *err);
+
+/* "PROCESS" or "SANDBOX PROCESS" among the arguments: the ids, the sandbox's as a heap string. */
+int cli_process(struct cli *c, char **ret_sandbox, const char **ret_process, struct error *err);
+
+/* A process as JSON, new reference; with wait_s the answer comes when it has exited, or then. */
+int cli_process_get(struct cli *c, const char *sandbox, const char *process, int wait_s, json_t **ret,
+                    struct error *err);
 
 /* {"K":"V"} from the repeated option; NULL when it was not given. ERROR_INVALID for one without '='. */
 int cli_map(const struct cli_args *a, const char *option, json_t **ret, struct error *err);
@@ -78,6 +87,10 @@ void cli_print_list(struct cli *c, const json_t *items, const struct cli_column 
 /* One object: JSON, or its members one a line; those of an object in it have names like "template.ref". */
 void cli_print_object(struct cli *c, const json_t *object);
 
+/* Writes all of it to a descriptor, waiting for one that does not block. When the reader has left
+ * (c->reader_left), the error is not to be told. */
+int cli_put(struct cli *c, int fd, const void *data, size_t n, struct error *err);
+
 /* Text of a server for a terminal: control characters are shown as '?'. */
 void cli_print_text(FILE *to, const char *text);
 
@@ -105,6 +118,19 @@ int cmd_ps(struct cli *c);
 int cmd_process_get(struct cli *c);
 int cmd_logs(struct cli *c);
 int cmd_kill(struct cli *c);
+int cmd_port(struct cli *c);
+int cmd_file_ls(struct cli *c);
+int cmd_file_stat(struct cli *c);
+int cmd_file_cat(struct cli *c);
+int cmd_file_put(struct cli *c);
+int cmd_file_rm(struct cli *c);
+int cmd_file_mv(struct cli *c);
+int cmd_file_cp(struct cli *c);
+int cmd_file_chmod(struct cli *c);
+int cmd_file_chown(struct cli *c);
+int cmd_file_ln(struct cli *c);
+int cmd_file_mkdir(struct cli *c);
+int cmd_file_watch(struct cli *c);
 int cmd_template_ls(struct cli *c);
 int cmd_template_get(struct cli *c);
 int cmd_template_build(struct cli *c);
@@ -122,5 +148,15 @@ int cmd_key_rm(struct cli *c);
 int cmd_version(struct cli *c);
 int cmd_help(struct cli *c);
 
-/* logs --follow: the whole journal of a process, then what comes, until its end. */
-int cmd_follow(struct cli *c, const char *sandbox_id, const char *process_id);
+/* What of a stream's journal is wanted. */
+struct cli_log {
+    bool wanted;
+    uint64_t offset;
+};
+
+/* Where a log begins by --since-offset or --tail; 0 without them. */
+int cli_log_start(struct cli *c, const char *sandbox_id, const char *process_id, const char *stream,
+                  uint64_t *ret_offset, struct error *err);
+
+/* logs --follow: stdout and stderr from their offsets until the process's end. */
+int cmd_follow(struct cli *c, const char *sandbox_id, const char *process_id, const struct cli_log *log);

@@ -8,20 +8,13 @@
 #include "base/cleanup.h"
 #include "base/id.h"
 #include "base/str.h"
+#include "cli/client_impl.h"
 
 #define JSON_MAX (64u * 1024 * 1024)
 #define PROBLEM_MAX 65536
 #define CONNECT_TIMEOUT_S 10L
 #define QUIET_TIMEOUT_S 120L /* longer than any long poll */
 #define PAGES_MAX 10000
-
-struct client {
-    CURL *curl;
-    char *url;
-    char *authorization; /* header line, NULL without a key */
-    bool unreachable;
-    const volatile int *interrupt;
-};
 
 /* One call under way. */
 struct call {
@@ -32,7 +25,7 @@ struct call {
     bool too_large;
     bool answered; /* some of the answer arrived */
     const char *upload;
-    size_t upload_left;
+    size_t upload_size, upload_left;
 };
 
 int client_create(const struct client_config *config, struct client **ret, struct error *err)
@@ -80,12 +73,17 @@ const char *client_url(const struct client *c)
     return c->url;
 }
 
+const char *client_authorization(const struct client *c)
+{
+    return c->authorization;
+}
+
 void client_interruptible(struct client *c, const volatile int *flag)
 {
     c->interrupt = flag;
 }
 
-static void common_options(CURL *h)
+void client_options(CURL *h)
 {
     (void)curl_easy_setopt(h, CURLOPT_NOSIGNAL, 1L);
 #if LIBCURL_VERSION_NUM >= 0x075500
@@ -104,7 +102,7 @@ CURL *client_handle(struct client *c)
     CURL *h = curl_easy_init();
     if (!h)
         return NULL;
-    common_options(h);
+    client_options(h);
     (void)curl_easy_setopt(h, CURLOPT_URL, c->url);
     return h;
 }
@@ -140,6 +138,19 @@ static size_t on_read(char *to, size_t size, size_t n, void *arg)
     ssize_t got = call->transfer->read(call->transfer->arg, to, most);
     call->gave_up = got < 0;
     return got < 0 ? CURL_READFUNC_ABORT : (size_t)got;
+}
+
+/* A kept connection that turns out to be closed: the request is sent again on another one. */
+static int on_seek(void *arg, curl_off_t offset, int origin)
+{
+    struct call *call = arg;
+    size_t sent = call->upload ? call->upload_size - call->upload_left : 0;
+    if (call->transfer || origin != SEEK_SET || offset < 0 || (size_t)offset > call->upload_size)
+        return CURL_SEEKFUNC_CANTSEEK;
+    call->upload -= sent;
+    call->upload += offset;
+    call->upload_left = call->upload_size - (size_t)offset;
+    return CURL_SEEKFUNC_OK;
 }
 
 static size_t on_header(char *data, size_t size, size_t n, void *arg)
@@ -251,7 +262,7 @@ static int perform(struct client *c, struct call *call, const char *method, cons
     char why[CURL_ERROR_SIZE] = "";
     bool has_body = length >= 0 || (call->transfer && call->transfer->read);
     curl_easy_reset(h);
-    common_options(h);
+    client_options(h);
     (void)curl_easy_setopt(h, CURLOPT_URL, url);
     (void)curl_easy_setopt(h, CURLOPT_HTTPHEADER, headers);
     (void)curl_easy_setopt(h, CURLOPT_ERRORBUFFER, why);
@@ -261,6 +272,10 @@ static int perform(struct client *c, struct call *call, const char *method, cons
     (void)curl_easy_setopt(h, CURLOPT_HEADERDATA, call);
     (void)curl_easy_setopt(h, CURLOPT_READFUNCTION, on_read);
     (void)curl_easy_setopt(h, CURLOPT_READDATA, call);
+    (void)curl_easy_setopt(h, CURLOPT_SEEKFUNCTION, on_seek);
+    (void)curl_easy_setopt(h, CURLOPT_SEEKDATA, call);
+    if (call->transfer && call->transfer->read) /* a stream cannot be sent again */
+        (void)curl_easy_setopt(h, CURLOPT_FRESH_CONNECT, 1L);
     (void)curl_easy_setopt(h, CURLOPT_XFERINFOFUNCTION, on_progress);
     (void)curl_easy_setopt(h, CURLOPT_XFERINFODATA, call);
     (void)curl_easy_setopt(h, CURLOPT_NOPROGRESS, 0L);
@@ -278,8 +293,8 @@ static int perform(struct client *c, struct call *call, const char *method, cons
 /* Whether the connection broke under a request that may be sent again. */
 static bool may_retry(CURLcode code, const struct call *call)
 {
-    return !call->answered &&
-           (code == CURLE_GOT_NOTHING || code == CURLE_RECV_ERROR || code == CURLE_SEND_ERROR);
+    return !call->answered && (code == CURLE_GOT_NOTHING || code == CURLE_RECV_ERROR ||
+                               code == CURLE_SEND_ERROR || code == CURLE_SEND_FAIL_REWIND);
 }
 
 static int answer_json(const struct call *call, json_t **ret, struct error *err)
@@ -329,7 +344,8 @@ int client_call(struct client *c, const char *method, const char *path, json_t *
     CURLcode code = CURLE_OK;
     c->unreachable = false;
     for (int attempt = 0;; attempt++) {
-        call = (struct call){.client = c, .upload = text, .upload_left = text ? strlen(text) : 0};
+        call = (struct call){.client = c, .upload = text, .upload_size = text ? strlen(text) : 0};
+        call.upload_left = call.upload_size;
         buf_init(&call.body, JSON_MAX);
         rc = perform(c, &call, method, path, headers, text ? (int64_t)strlen(text) : -1, &code, err);
         if (rc == 0 || attempt > 0 || !may_retry(code, &call))

@@ -61,6 +61,9 @@ struct client_transfer {
 /* One call with streamed bodies, in constant memory. */
 int client_stream(struct client *c, const struct client_transfer *t, struct error *err);
 
+/* "Authorization: Bearer <key>", NULL without a key. */
+const char *client_authorization(const struct client *c);
+
 /* A curl handle with the client's address rules for a connection of the caller's own; NULL when memory is
  * short. The caller cleans it up. */
 CURL *client_handle(struct client *c);

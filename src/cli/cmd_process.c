@@ -1,16 +1,67 @@
-/* Processes: ps, process get, logs, kill. */
-#include <errno.h>
+/* Processes: ps, process get, kill. */
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
-#include <unistd.h>
 
+#include "base/buf.h"
 #include "base/cleanup.h"
-#include "base/fs.h"
 #include "base/str.h"
 #include "cli/cli.h"
 
 #define WAIT_S 30
+#define LINE_MAX_BYTES 65536
+
+/* A word as a shell would read it again. */
+static bool quote_word(struct buf *to, const char *word)
+{
+    if (!word)
+        return false;
+    static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_@%+=:,./-";
+    if (*word && word[strspn(word, plain)] == '\0')
+        return buf_append(to, word, strlen(word));
+    bool control = false;
+    for (const char *c = word; *c; c++)
+        control |= (unsigned char)*c < 0x20 || *c == 0x7f;
+    bool fine = buf_printf(to, control ? "$'" : "'");
+    for (const char *c = word; *c && fine; c++) {
+        if ((unsigned char)*c < 0x20 || *c == 0x7f)
+            fine = *c == '\n' ? buf_printf(to, "\\n") : buf_printf(to, "\\%03o", (unsigned char)*c);
+        else if (*c == '\'' || (control && *c == '\\'))
+            fine = control ? buf_printf(to, "\\%c", *c) : buf_printf(to, "'\\''");
+        else
+            fine = buf_append(to, c, 1);
+    }
+    return fine && buf_printf(to, "'");
+}
+
+/* An argv as one line for a shell; what is beyond the most that a table shows is cut. */
+static json_t *command_line(const json_t *argv)
+{
+    struct buf line CLEANUP(buf_finish);
+    buf_init(&line, LINE_MAX_BYTES);
+    size_t i;
+    json_t *word;
+    json_array_foreach(argv, i, word)
+    {
+        if ((i > 0 && !buf_append(&line, " ", 1)) || !quote_word(&line, json_string_value(word)))
+            break;
+    }
+    return json_stringn_nocheck((const char *)buf_head(&line), buf_len(&line));
+}
+
+/* The processes to be shown, with their command lines; new reference. */
+static json_t *chosen_processes(const json_t *items, bool all)
+{
+    json_t *chosen = json_array();
+    size_t i;
+    json_t *item;
+    json_array_foreach(items, i, item)
+    {
+        if (!all && str_eq(json_string_value(json_object_get(item, "state")), "exited"))
+            continue;
+        (void)json_array_append(chosen, item);
+    }
+    return chosen;
+}
 
 int cmd_ps(struct cli *c)
 {
@@ -20,7 +71,7 @@ int cmd_ps(struct cli *c)
                                                 {"REASON", "result.reason"},
                                                 {"EXIT", "result.exit_code"},
                                                 {"STARTED", "started_at"},
-                                                {"COMMAND", "argv"},
+                                                {"COMMAND", "command"},
                                                 {NULL, NULL}};
     struct error err = ERROR_INIT;
     json_t *items = NULL;
@@ -32,13 +83,21 @@ int cmd_ps(struct cli *c)
                   : error_set(&err, ERROR_NO_MEMORY, "out of memory");
     if (rc < 0)
         return cli_fail(c, &err);
-    cli_print_list(c, items, columns);
+    json_t *chosen = chosen_processes(items, cli_flag(c->args, "all"));
     json_decref(items);
+    size_t i;
+    json_t *item;
+    json_array_foreach(chosen, i, item)
+    {
+        if (!c->json)
+            (void)json_object_set_new(item, "command", command_line(json_object_get(item, "argv")));
+    }
+    cli_print_list(c, chosen, columns);
+    json_decref(chosen);
     return EXIT_OK;
 }
 
-/* "PROCESS" or "SANDBOX PROCESS": the ids, the sandbox's as a heap string. */
-static int find_process(struct cli *c, char **ret_sandbox, const char **ret_process, struct error *err)
+int cli_process(struct cli *c, char **ret_sandbox, const char **ret_process, struct error *err)
 {
     const struct cli_args *a = c->args;
     *ret_process = a->positional[a->positional_count - 1];
@@ -47,9 +106,8 @@ static int find_process(struct cli *c, char **ret_sandbox, const char **ret_proc
     return cli_process_sandbox(c, *ret_process, ret_sandbox, err);
 }
 
-/* The process as JSON; with wait_s the answer comes when it has exited, or then. */
-static int get_process(struct cli *c, const char *sandbox, const char *process, int wait_s, json_t **ret,
-                       struct error *err)
+int cli_process_get(struct cli *c, const char *sandbox, const char *process, int wait_s, json_t **ret,
+                    struct error *err)
 {
     AUTO_FREE char *base = client_path("/v1/sandboxes/%s/processes/%s", sandbox, process);
     char *path = base ? str_printf("%s?wait_s=%d", base, wait_s) : NULL;
@@ -63,9 +121,9 @@ int cmd_process_get(struct cli *c)
     const char *process;
     json_t *answer = NULL;
     bool wait = cli_flag(c->args, "wait");
-    int rc = find_process(c, &sandbox, &process, &err);
+    int rc = cli_process(c, &sandbox, &process, &err);
     while (rc == 0) {
-        rc = get_process(c, sandbox, process, wait ? WAIT_S : 0, &answer, &err);
+        rc = cli_process_get(c, sandbox, process, wait ? WAIT_S : 0, &answer, &err);
         if (rc < 0 || !wait || str_eq(json_string_value(json_object_get(answer, "state")), "exited"))
             break;
         json_decref(TAKE(answer));
@@ -77,87 +135,6 @@ int cmd_process_get(struct cli *c)
     return EXIT_OK;
 }
 
-/* --- logs --- */
-
-struct log_copy {
-    int fd;
-    uint64_t offset; /* next byte wanted */
-    uint64_t end;    /* of the stream as the server said last */
-    uint64_t got;    /* bytes of this answer */
-    struct error err;
-};
-
-static void on_log_header(void *arg, const char *name, const char *value)
-{
-    struct log_copy *l = arg;
-    uint64_t number;
-    if (!str_to_u64(value, 0, UINT64_MAX, &number))
-        return;
-    if (strcasecmp(name, "X-Space-End") == 0)
-        l->end = number;
-    if (strcasecmp(name, "X-Space-Offset") == 0 && number > l->offset) {
-        (void)fprintf(stderr, "space: %llu bytes were dropped\n", (unsigned long long)(number - l->offset));
-        l->offset = number;
-    }
-}
-
-static bool on_log_data(void *arg, const void *data, size_t n)
-{
-    struct log_copy *l = arg;
-    l->got += n;
-    return fs_write_all(l->fd, data, n, &l->err) == 0;
-}
-
-/* One stream from its start to its end of now. */
-static int copy_log(struct cli *c, const char *sandbox, const char *process, const char *stream, int fd,
-                    struct error *err)
-{
-    struct log_copy l = {.fd = fd};
-    do {
-        AUTO_FREE char *base = client_path("/v1/sandboxes/%s/processes/%s/output", sandbox, process);
-        AUTO_FREE char *path = base ? str_printf("%s?stream=%s&offset=%llu&limit=1048576", base, stream,
-                                                 (unsigned long long)l.offset)
-                                    : NULL;
-        if (!path)
-            return error_set(err, ERROR_NO_MEMORY, "out of memory");
-        struct client_transfer t = {
-            .method = "GET", .path = path, .write = on_log_data, .header = on_log_header, .arg = &l};
-        l.got = 0;
-        int rc = client_stream(c->client, &t, err);
-        if (l.err.code)
-            *err = l.err;
-        if (rc < 0)
-            return rc;
-        l.offset += l.got;
-    } while (l.got > 0 && l.offset < l.end);
-    return 0;
-}
-
-int cmd_logs(struct cli *c)
-{
-    struct error err = ERROR_INIT;
-    AUTO_FREE char *sandbox = NULL;
-    const char *process;
-    const char *stream = cli_text(c->args, "stream", "both");
-    int rc = find_process(c, &sandbox, &process, &err);
-    if (rc == 0 && cli_flag(c->args, "follow")) {
-        /* Attaching is what starts a command that was only created: reading its log must not. */
-        json_t *answer = NULL;
-        rc = get_process(c, sandbox, process, 0, &answer, &err);
-        bool created = str_eq(json_string_value(json_object_get(answer, "state")), "created");
-        json_decref(answer);
-        if (rc == 0 && created)
-            rc =
-                error_set(&err, ERROR_CONFLICT, "%s has not been started; attach to it to start it", process);
-        return rc < 0 ? cli_fail(c, &err) : cmd_follow(c, sandbox, process);
-    }
-    if (rc == 0 && strcmp(stream, "stderr") != 0)
-        rc = copy_log(c, sandbox, process, "stdout", STDOUT_FILENO, &err);
-    if (rc == 0 && strcmp(stream, "stdout") != 0)
-        rc = copy_log(c, sandbox, process, "stderr", STDERR_FILENO, &err);
-    return rc < 0 ? cli_fail(c, &err) : EXIT_OK;
-}
-
 int cmd_kill(struct cli *c)
 {
     struct error err = ERROR_INIT;
@@ -165,14 +142,19 @@ int cmd_kill(struct cli *c)
     const char *process;
     const char *text = cli_text(c->args, "signal", "SIGTERM");
     uint64_t number;
-    const char *name = str_to_u64(text, 1, 64, &number) ? exit_signal_name((int)number)
-                                                        : exit_signal_name(exit_signal_number(text));
+    const char *name =
+        exit_signal_name(str_to_u64(text, 1, 64, &number) ? (int)number : exit_signal_number(text));
     if (!name) {
         (void)error_set(&err, ERROR_INVALID, "no signal is called '%s'", text);
         (void)cli_fail(c, &err);
         return EXIT_USAGE;
     }
-    int rc = find_process(c, &sandbox, &process, &err);
+    if (cli_flag(c->args, "tree") && cli_flag(c->args, "only")) {
+        (void)error_set(&err, ERROR_INVALID, "--tree and --only exclude each other");
+        (void)cli_fail(c, &err);
+        return EXIT_USAGE;
+    }
+    int rc = cli_process(c, &sandbox, &process, &err);
     if (rc == 0)
         rc =
             cli_call(c, "POST", client_path("/v1/sandboxes/%s/processes/%s/signal", sandbox, process),

@@ -1,6 +1,7 @@
 /* Commands in the foreground: run, exec, attach; and sessions for others to attach to. */
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -19,6 +20,17 @@
 struct foreground {
     bool tty;
     bool input;
+    bool discard[2]; /* stdout, stderr: not wanted */
+    bool follow;     /* a log: its end is success, whatever the command's was */
+    bool attach;     /* to a command that may have had output before */
+    uint64_t offsets[2];
+    struct keys keys;
+};
+
+/* How it ended. */
+struct ending {
+    int status;
+    bool goes_on; /* the command does, without us */
 };
 
 /* One session, as the server made it. Strings point into `answer`. */
@@ -36,8 +48,10 @@ static int choose_foreground(const struct cli_args *a, struct foreground *ret, s
     /* A descriptor that is not open has nothing to send. */
     bool open = fcntl(STDIN_FILENO, F_GETFD) >= 0;
     f.input = f.tty || cli_flag(a, "interactive") || (open && !terminal && !cli_flag(a, "no-stdin"));
-    *ret = f;
-    return 0;
+    int rc = keys_parse(cli_text(a, "detach-keys", KEYS_DEFAULT), &f.keys, err);
+    if (rc == 0)
+        *ret = f;
+    return rc;
 }
 
 static int new_session(struct cli *c, char *path, json_t *body, struct session_ref *ret, struct error *err)
@@ -81,75 +95,97 @@ static int save_result(const struct cli_args *a, const json_t *result, struct er
     return text ? cli_write_private(path, text, err) : error_set(err, ERROR_NO_MEMORY, "out of memory");
 }
 
-/* Status of a foreground command from how its attach ended. `quiet_end`: success means that the stream ended.
- */
-static int finish_attach(struct cli *c, int rc, bool started, const struct attach_outcome *out,
-                         bool quiet_end, struct error *err)
+static int finish_attach(struct cli *c, int rc, const struct attach_outcome *out, bool follow,
+                         struct error *err)
 {
     if (rc < 0) {
         int status = cli_fail(c, err);
-        return !started ? status : rc == ERROR_NO_SPACE ? EXIT_FAILED : EXIT_BROKEN;
+        return !out->started ? status : rc == ERROR_NO_SPACE ? EXIT_FAILED : EXIT_BROKEN;
     }
     if (out->end == ATTACH_DETACHED)
         return EXIT_OK;
     if (out->end == ATTACH_LEFT)
-        return out->left_by ? EXIT_SIGNAL_BASE + out->left_by : EXIT_OK;
+        return EXIT_SIGNAL_BASE + out->left_by;
+    if (follow)
+        return EXIT_OK;
     explain_result(out->result);
     if (save_result(c->args, out->result, err) < 0)
         return cli_fail(c, err);
-    return quiet_end ? EXIT_OK : exit_for_result(out->result);
+    return exit_for_result(out->result);
 }
 
-static int foreground(struct cli *c, const struct session_ref *se, const char *sandbox_id,
-                      const struct foreground *f, struct error *err)
+/* The words that attach to the command again. Detached, it is found from its start. */
+static void say_how_to_come_back(const struct session_ref *se, const char *sandbox_id,
+                                 const struct foreground *f, const struct attach_outcome *out)
+{
+    const char *what = out->end == ATTACH_DETACHED ? "detached; the command runs on"
+                       : out->end == ATTACH_LEFT   ? "left; the command may run on"
+                                                   : "come back";
+    (void)fprintf(stderr, "space: %s: space attach %s%s%s%s", what,
+                  f->tty     ? "-it "
+                  : f->input ? "-i "
+                             : "",
+                  sandbox_id ? sandbox_id : "", sandbox_id ? " " : "", sandbox_id ? se->process_id : se->id);
+    if (out->end == ATTACH_BROKEN)
+        (void)fprintf(stderr, " --stdout-offset %llu --stderr-offset %llu",
+                      (unsigned long long)out->stdout_offset, (unsigned long long)out->stderr_offset);
+    (void)fputc('\n', stderr);
+}
+
+static struct ending foreground(struct cli *c, const struct session_ref *se, const char *sandbox_id,
+                                const struct foreground *f, struct error *err)
 {
     struct attach_spec spec = {.client = c->client,
                                .session_id = se->id,
                                .token = se->token,
                                .sandbox_id = sandbox_id,
                                .process_id = sandbox_id ? se->process_id : NULL,
-                               .stdout_offset = cli_number(c->args, "stdout-offset", 0),
-                               .stderr_offset = cli_number(c->args, "stderr-offset", 0),
+                               .stdout_offset = f->offsets[0],
+                               .stderr_offset = f->offsets[1],
                                .stdin_fd = f->input ? STDIN_FILENO : -1,
-                               .stdout_fd = STDOUT_FILENO,
-                               .stderr_fd = STDERR_FILENO,
+                               .stdout_fd = f->discard[0] ? -1 : STDOUT_FILENO,
+                               .stderr_fd = f->discard[1] ? -1 : STDERR_FILENO,
                                .tty = f->tty,
-                               .forward_signals = !cli_flag(c->args, "follow")};
+                               .keys = f->keys,
+                               .takeover = cli_flag(c->args, "takeover"),
+                               .redraw = f->attach && f->offsets[0] > 0,
+                               .forward_signals = !f->follow};
     struct attach_outcome out = {0};
-    bool started = false;
     /* From here on a signal is the command's, not the request's. */
     client_interruptible(c->client, NULL);
-    int rc = attach_run(&spec, &out, &started, err);
-    int status = finish_attach(c, rc, started, &out, cli_flag(c->args, "follow"), err);
-    if (rc == 0 && out.end == ATTACH_DETACHED)
-        (void)fprintf(stderr, "space: detached; the command runs on as %s\n",
-                      se->process_id ? se->process_id : se->id);
+    int rc = attach_run(&spec, &out, err);
+    struct ending e = {.status = finish_attach(c, rc, &out, f->follow, err)};
+    e.goes_on = out.end == ATTACH_DETACHED || out.sent_away;
+    bool ends_with_us = strcmp(c->args->command->name, "run") == 0 && !cli_flag(c->args, "keep");
+    bool left = out.end == ATTACH_LEFT && !f->follow && out.left_by != SIGPIPE;
+    if (e.goes_on || (!ends_with_us && (out.goes_on || left)))
+        say_how_to_come_back(se, sandbox_id, f, &out);
     json_decref(out.result);
-    return status;
+    return e;
 }
 
 /* --- exec --- */
 
-static int exec_in(struct cli *c, const char *sandbox_id, const struct foreground *f, struct error *err)
+static struct ending exec_in(struct cli *c, const char *sandbox_id, const struct foreground *f,
+                             struct error *err)
 {
     struct session_ref se = {0};
     json_t *body = NULL;
+    struct ending e = {.status = EXIT_OK};
     if (request_session(c->args, f->tty, f->input, &body, err) < 0) {
         (void)cli_fail(c, err);
-        return EXIT_USAGE;
+        e.status = EXIT_USAGE;
+        return e;
     }
     int rc = new_session(c, client_path("/v1/sandboxes/%s/sessions", sandbox_id), body, &se, err);
-    int status;
-    if (rc < 0) {
-        status = cli_fail(c, err);
-    } else if (cli_flag(c->args, "detach")) {
+    if (rc < 0)
+        e.status = cli_fail(c, err);
+    else if (cli_flag(c->args, "detach"))
         (void)fprintf(c->out, "%s\n", se.process_id);
-        status = EXIT_OK;
-    } else {
-        status = foreground(c, &se, sandbox_id, f, err);
-    }
+    else
+        e = foreground(c, &se, sandbox_id, f, err);
     json_decref(se.answer);
-    return status;
+    return e;
 }
 
 static int usage_error(struct cli *c, const struct error *err)
@@ -172,7 +208,7 @@ int cmd_exec(struct cli *c)
     if (signals_catch(&err) < 0 || cli_sandbox(c, c->args->positional[0], &id, &err) < 0)
         return cli_fail(c, &err);
     client_interruptible(c->client, &signals_interrupted);
-    return exec_in(c, id, &f, &err);
+    return exec_in(c, id, &f, &err).status;
 }
 
 /* --- run --- */
@@ -235,16 +271,17 @@ int cmd_run(struct cli *c)
         return cli_fail(c, &err);
     }
     client_interruptible(c->client, &signals_interrupted);
-    int status;
+    struct ending e = {0};
     if (create_running(c, body, &id, &err) < 0)
-        status = signals_interrupted ? EXIT_SIGNAL_BASE + signals_interrupted : cli_fail(c, &err);
+        e.status = signals_interrupted ? EXIT_SIGNAL_BASE + signals_interrupted : cli_fail(c, &err);
     else
-        status = exec_in(c, id, &f, &err);
-    if (id && !cli_flag(c->args, "keep"))
+        e = exec_in(c, id, &f, &err);
+    /* A command that goes on takes its sandbox along. */
+    if (id && !cli_flag(c->args, "keep") && !e.goes_on)
         clean_up(c, id);
     else if (id)
         (void)fprintf(stderr, "space: kept %s\n", id);
-    return status;
+    return e.status;
 }
 
 /* --- attach --- */
@@ -269,16 +306,18 @@ static int find_token(const struct cli_args *a, char **ret, struct error *err)
     return *ret ? 0 : error_set(err, ERROR_NO_MEMORY, "out of memory");
 }
 
-static int attach_process(struct cli *c, const char *sandbox, const char *process, const struct foreground *f)
+static int attach_process(struct cli *c, const char *sandbox, const char *process, struct foreground *f)
 {
     struct error err = ERROR_INIT;
     struct session_ref se = {0};
     AUTO_FREE char *id = NULL;
     int rc = sandbox ? cli_sandbox(c, sandbox, &id, &err) : cli_process_sandbox(c, process, &id, &err);
+    for (int i = 0; rc == 0 && i < 2 && f->attach && cli_flag(c->args, "tail"); i++)
+        rc = cli_log_start(c, id, process, i == 0 ? "stdout" : "stderr", &f->offsets[i], &err);
     if (rc == 0)
         rc = new_session(c, client_path("/v1/sandboxes/%s/processes/%s/sessions", id, process), NULL, &se,
                          &err);
-    int status = rc < 0 ? cli_fail(c, &err) : foreground(c, &se, id, f, &err);
+    int status = rc < 0 ? cli_fail(c, &err) : foreground(c, &se, id, f, &err).status;
     json_decref(se.answer);
     return status;
 }
@@ -287,35 +326,46 @@ int cmd_attach(struct cli *c)
 {
     const struct cli_args *a = c->args;
     struct error err = ERROR_INIT;
-    struct foreground f = {.tty = cli_flag(a, "tty")};
-    f.input = f.tty || cli_flag(a, "interactive");
+    bool watch = cli_flag(a, "no-stdin");
+    struct foreground f = {.tty = cli_flag(a, "tty") && !watch, .attach = true};
+    f.input = (f.tty || cli_flag(a, "interactive")) && !watch;
+    f.offsets[0] = cli_number(a, "stdout-offset", 0);
+    f.offsets[1] = cli_number(a, "stderr-offset", 0);
     AUTO_FREE char *token = NULL;
     if (f.tty && !isatty(STDIN_FILENO)) {
         (void)error_set(&err, ERROR_INVALID, "--tty needs a terminal as standard input");
         return usage_error(c, &err);
     }
+    if (keys_parse(cli_text(a, "detach-keys", KEYS_DEFAULT), &f.keys, &err) < 0)
+        return usage_error(c, &err);
     if (signals_catch(&err) < 0)
         return cli_fail(c, &err);
     if (a->positional_count == 2)
         return attach_process(c, a->positional[0], a->positional[1], &f);
     if (str_starts(a->positional[0], "pr_"))
         return attach_process(c, NULL, a->positional[0], &f);
-    if (find_token(a, &token, &err) < 0)
+    if (cli_flag(a, "tail"))
+        (void)error_set(&err, ERROR_INVALID, "--tail needs the process: space attach SANDBOX PROCESS");
+    if (err.code || find_token(a, &token, &err) < 0)
         return usage_error(c, &err);
     if (!cli_client(c, &err))
         return cli_fail(c, &err);
     struct session_ref se = {.id = a->positional[0], .token = token};
-    return foreground(c, &se, NULL, &f, &err);
+    return foreground(c, &se, NULL, &f, &err).status;
 }
 
-/* logs -f: the whole journal, then what comes, until the command's end. In cmd_process.c the rest of `logs`.
- */
-int cmd_follow(struct cli *c, const char *sandbox_id, const char *process_id)
+/* logs -f. In cmd_process.c the rest of `logs`. */
+int cmd_follow(struct cli *c, const char *sandbox_id, const char *process_id, const struct cli_log *log)
 {
     struct error err = ERROR_INIT;
+    struct foreground f = {.follow = true};
+    for (int i = 0; i < 2; i++) {
+        f.discard[i] = !log[i].wanted;
+        f.offsets[i] = log[i].offset;
+    }
     if (signals_catch(&err) < 0)
         return cli_fail(c, &err);
-    return attach_process(c, sandbox_id, process_id, &(struct foreground){0});
+    return attach_process(c, sandbox_id, process_id, &f);
 }
 
 /* --- sessions for others --- */

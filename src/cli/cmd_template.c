@@ -190,7 +190,7 @@ static int upload_file(struct cli *c, const char *path, char **ret_id, struct er
 static int upload_directory(struct cli *c, const char *path, char **ret_id, struct error *err)
 {
     struct upload u = {.fd = -1};
-    int rc = tar_stream_create(path, cli_flag(c->args, "keep-owners"), &u.tar, err);
+    int rc = tar_stream_create(path, cli_flag(c->args, "keep-owners") ? TAR_KEEP_OWNERS : 0, &u.tar, err);
     if (rc == 0)
         rc = send_archive(c, &u, -1, ret_id, err);
     tar_stream_destroy(u.tar);

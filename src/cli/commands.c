@@ -1,6 +1,7 @@
 /* The command table: parsing, help and docs/reference/cli.md come from it. */
 #include "cli/args.h"
 #include "cli/cli.h"
+#include "cli/keys.h"
 
 #define WAIT_OPTIONS                                                                              \
     {"wait", 0, OPTION_FLAG, NULL, "Wait until it is done (the default)."},                       \
@@ -22,18 +23,19 @@
         "auto-wake", 0, OPTION_FLAG, NULL, "Wake it when it is used while paused, suspended or stopped."   \
     }
 
-#define SANDBOX_OPTIONS                                                                              \
-    {"template", 't', OPTION_STRING, "TEMPLATE",                                                     \
-     "NAME, NAME:TAG or NAME@sha256:HEX (default seed:latest)."},                                    \
-        {"snapshot", 0, OPTION_STRING, "SNAPSHOT",                                                   \
-         "Start from this snapshot, by id or name, in place of a template."},                        \
-        {"name", 0, OPTION_STRING, "NAME", "A name for people."},                                    \
-        {"metadata", 'm', OPTION_LIST, "KEY=VALUE", "Metadata; may be repeated."},                   \
-        {"env", 'e', OPTION_LIST, "KEY[=VALUE]",                                                     \
-         "Environment of the sandbox's commands; without a value, ours is taken. May be repeated."}, \
-        {"cpus", 0, OPTION_NUMBER, "N", "Virtual CPUs.", NULL, 1, 1024},                             \
-        {"memory", 0, OPTION_NUMBER, "MIB", "Memory in MiB.", NULL, 1, 1u << 30},                    \
-        {"disk", 0, OPTION_NUMBER, "MIB", "Disk in MiB.", NULL, 1, 1u << 30}, LIFECYCLE_OPTIONS
+#define SANDBOX_OPTIONS                                                                                   \
+    {"template", 't', OPTION_STRING, "TEMPLATE",                                                          \
+     "NAME, NAME:TAG or NAME@sha256:HEX (default seed:latest)."},                                         \
+        {"snapshot", 0, OPTION_STRING, "SNAPSHOT",                                                        \
+         "Start from this snapshot, by id or name, in place of a template."},                             \
+        {"name", 0, OPTION_STRING, "NAME", "A name for people."},                                         \
+        {"metadata", 'm', OPTION_LIST, "KEY=VALUE", "Metadata; may be repeated."},                        \
+        {"env", 'e', OPTION_LIST, "KEY[=VALUE]",                                                          \
+         "Environment of the sandbox's commands; without a value, ours is taken. May be repeated."},      \
+        {"cpus", 0, OPTION_NUMBER, "N", "Virtual CPUs.", NULL, 1, 1024},                                  \
+        {"memory", 0, OPTION_SIZE, "SIZE", "Memory: MiB, or with a unit (512M, 1G).", NULL, 1, 1u << 30}, \
+        {"disk", 0, OPTION_SIZE, "SIZE", "Disk: MiB, or with a unit (512M, 10G).", NULL, 1, 1u << 30},    \
+        LIFECYCLE_OPTIONS
 
 #define COMMAND_OPTIONS                                                                         \
     {"user", 'u', OPTION_STRING, "USER", "User name or number in the sandbox (default root)."}, \
@@ -57,19 +59,22 @@
         "no-stdin", 0, OPTION_FLAG, NULL, "Send no input."                                            \
     }
 
+#define DETACH_OPTION                                                                                \
+    {                                                                                                \
+        "detach-keys", 0, OPTION_STRING, "KEYS",                                                     \
+            "With --tty: the keys that detach, such as ctrl-a,d or none (default " KEYS_DEFAULT ")." \
+    }
+
 #define RESULT_OPTION                                                                      \
     {                                                                                      \
         "result-file", 0, OPTION_STRING, "FILE", "Write the process result there as JSON." \
     }
 
 static const struct cli_option run_options[] = {
-    SANDBOX_OPTIONS,
-    COMMAND_OPTIONS,
-    INPUT_OPTIONS,
-    {"tty", 0, OPTION_FLAG, NULL, "Give the command a terminal; ctrl-p ctrl-q detaches."},
-    {"keep", 0, OPTION_FLAG, NULL, "Keep the sandbox afterwards."},
-    RESULT_OPTION,
-    {NULL},
+    SANDBOX_OPTIONS, COMMAND_OPTIONS,
+    INPUT_OPTIONS,   {"tty", 0, OPTION_FLAG, NULL, "Give the command a terminal; ctrl-p ctrl-q detaches."},
+    DETACH_OPTION,   {"keep", 0, OPTION_FLAG, NULL, "Keep the sandbox afterwards."},
+    RESULT_OPTION,   {NULL},
 };
 
 static const struct cli_option exec_options[] = {
@@ -77,6 +82,7 @@ static const struct cli_option exec_options[] = {
     {"env", 'e', OPTION_LIST, "KEY[=VALUE]", "Environment; without a value, ours is taken. May be repeated."},
     INPUT_OPTIONS,
     {"tty", 't', OPTION_FLAG, NULL, "Give the command a terminal; ctrl-p ctrl-q detaches."},
+    DETACH_OPTION,
     {"detach", 'd', OPTION_FLAG, NULL, "Start the command, print the process id and leave."},
     RESULT_OPTION,
     {NULL},
@@ -86,6 +92,10 @@ static const struct cli_option attach_options[] = {
     {"interactive", 'i', OPTION_FLAG, NULL,
      "Send standard input (the command must have been made to take it)."},
     {"tty", 't', OPTION_FLAG, NULL, "The command has a terminal: raw mode, sizes, ctrl-p ctrl-q detaches."},
+    DETACH_OPTION,
+    {"no-stdin", 0, OPTION_FLAG, NULL, "Only watch: no input and no sizes, whatever else is said."},
+    {"takeover", 0, OPTION_FLAG, NULL, "End the command's other attachments."},
+    {"tail", 0, OPTION_NUMBER, "BYTES", "Begin so much before the end of each stream.", NULL, 0, INT64_MAX},
     {"token-file", 0, OPTION_STRING, "FILE", "The session's token (else environment SPACE_ATTACH_TOKEN)."},
     {"token", 0, OPTION_STRING, "TOKEN", "The same on the command line, where other users can see it."},
     {"stdout-offset", 0, OPTION_NUMBER, "BYTES", "Start of stdout (default 0).", NULL, 0, UINT64_MAX},
@@ -131,10 +141,79 @@ static const struct cli_option snapshot_options[] = {
     {NULL},
 };
 
+#define ACT_AS                                                                                \
+    {                                                                                         \
+        "user", 'u', OPTION_STRING, "USER", "Act as this user in the sandbox (default root)." \
+    }
+#define PARENTS_OPTION                                                                \
+    {                                                                                 \
+        "parents", 'p', OPTION_FLAG, NULL, "Make missing directories in the sandbox." \
+    }
+#define REPLACE_OPTION                                                                        \
+    {                                                                                         \
+        "replace", 'f', OPTION_FLAG, NULL, "Replace what is there, unless it is a directory." \
+    }
+
 static const struct cli_option cp_options[] = {
-    {"mode", 0, OPTION_STRING, "OCTAL", "Permission bits of the file in the sandbox (default the source's)."},
-    {"user", 'u', OPTION_STRING, "USER", "Act as this user in the sandbox (default root)."},
-    {"parents", 0, OPTION_FLAG, NULL, "Make missing directories in the sandbox."},
+    {"archive", 'a', OPTION_FLAG, NULL,
+     "Keep owners (numbers; on this machine as root only) and set-user-ID bits too. What a sandbox says of "
+     "these is the sandbox's word."},
+    {"mode", 0, OPTION_STRING, "OCTAL", "Permission bits of a file in the sandbox (default the source's)."},
+    ACT_AS,
+    PARENTS_OPTION,
+    {"quiet", 'q', OPTION_FLAG, NULL, "Do not show on a terminal how far it is."},
+    {NULL},
+};
+
+static const struct cli_option ps_options[] = {
+    {"all", 'a', OPTION_FLAG, NULL, "Those that have ended, too."},
+    {NULL},
+};
+
+static const struct cli_option file_options[] = {ACT_AS, {NULL}};
+
+static const struct cli_option file_ls_options[] = {
+    {"depth", 0, OPTION_NUMBER, "N", "Directories to go down (default 1: only what is in this one).", NULL, 1,
+     4096},
+    ACT_AS,
+    {NULL},
+};
+
+static const struct cli_option file_put_options[] = {
+    {"mode", 0, OPTION_STRING, "OCTAL", "Permission bits (default 0644, or those of the file replaced)."},
+    ACT_AS,
+    PARENTS_OPTION,
+    {NULL},
+};
+
+static const struct cli_option file_rm_options[] = {
+    {"recursive", 'r', OPTION_FLAG, NULL, "A directory with all that is in it."},
+    ACT_AS,
+    {NULL},
+};
+
+static const struct cli_option file_mv_options[] = {REPLACE_OPTION, PARENTS_OPTION, ACT_AS, {NULL}};
+
+static const struct cli_option file_cp_options[] = {
+    {"recursive", 'r', OPTION_FLAG, NULL, "A directory with all that is in it."},
+    REPLACE_OPTION,
+    PARENTS_OPTION,
+    ACT_AS,
+    {NULL},
+};
+
+static const struct cli_option file_change_options[] = {
+    {"recursive", 'r', OPTION_FLAG, NULL, "And all that is in a directory."},
+    ACT_AS,
+    {NULL},
+};
+
+static const struct cli_option file_parents_options[] = {PARENTS_OPTION, ACT_AS, {NULL}};
+
+static const struct cli_option file_watch_options[] = {
+    {"recursive", 'r', OPTION_FLAG, NULL, "And all that is below."},
+    {"count", 'n', OPTION_NUMBER, "N", "End after N changes.", NULL, 1, UINT64_MAX},
+    ACT_AS,
     {NULL},
 };
 
@@ -145,13 +224,16 @@ static const struct cli_option process_options[] = {
 
 static const struct cli_option logs_options[] = {
     {"follow", 'f', OPTION_FLAG, NULL, "Go on until the process has exited."},
-    {"stream", 0, OPTION_CHOICE, "stdout|stderr|both", "Without --follow: which stream (default both).",
-     "stdout|stderr|both"},
+    {"stream", 0, OPTION_CHOICE, "stdout|stderr|both", "Which stream (default both).", "stdout|stderr|both"},
+    {"tail", 0, OPTION_NUMBER, "BYTES", "Begin so much before the end of each stream.", NULL, 0, INT64_MAX},
+    {"since-offset", 0, OPTION_NUMBER, "BYTES", "Begin at this offset of each stream (default 0).", NULL, 0,
+     INT64_MAX},
     {NULL},
 };
 
 static const struct cli_option kill_options[] = {
     {"signal", 's', OPTION_STRING, "SIGNAL", "Name or number (default SIGTERM)."},
+    {"tree", 0, OPTION_FLAG, NULL, "The process and all of its children (the default)."},
     {"only", 0, OPTION_FLAG, NULL, "Only the process itself, not its children."},
     {NULL},
 };
@@ -217,10 +299,14 @@ static const char run_detail[] = "Creates a sandbox, runs the command in it, str
                                  "standard error arrive unchanged and apart; signals are passed on; a third "
                                  "SIGINT or SIGTERM leaves. When the "
                                  "reader of our standard output goes away, the command gets SIGPIPE.";
-static const char attach_detail[] = "TARGET is a session (se_..., with its token), or a process, for which a "
-                                    "new session is made with the API key. "
-                                    "Attaching to a command that has not been started starts it. A broken "
-                                    "connection is tried again for 30 seconds.";
+static const char attach_detail[] =
+    "TARGET is a session (se_..., with its token), or a process, for which a "
+    "new session is made with the API key. "
+    "Attaching to a command that has not been started starts it. A broken "
+    "connection is tried again for 30 seconds.\n"
+    "`space attach -it --takeover SANDBOX PROCESS` takes a terminal over from "
+    "wherever it is attached. With --tail or --stdout-offset, a full-screen "
+    "program is asked to draw its screen anew.";
 static const char fork_detail[] =
     "Each child goes on from where SANDBOX is now, running, paused or suspended, with its memory, disk and "
     "processes (these with ids of their own), and with an identity of its own: names, clock and random "
@@ -233,6 +319,50 @@ static const char snapshot_detail[] =
 static const char rollback_detail[] =
     "The same sandbox, with the same id, is again as it was when the snapshot was made; what happened since "
     "is lost. A snapshot of the disk alone boots it anew. Later snapshots stay.";
+static const char exec_detail[] =
+    "Exits with the command's own status. `space exec -it SANDBOX -- bash` opens a shell: keys, window size "
+    "and its "
+    "changes go to the command, and ctrl-p ctrl-q leaves it running and prints how to come back. On a "
+    "terminal a "
+    "signal to `space` itself ends `space` only; without one it is passed on to the command.";
+static const char cp_detail[] = "SANDBOX:/path names a file or directory in a sandbox, \"-\" standard input "
+                                "or output; at least one of the two is "
+                                "in a sandbox.\n"
+                                "A file: a destination that is a directory gets it under its own name. Each "
+                                "file appears when it is whole, with "
+                                "its permission bits.\n"
+                                "A directory: copied with all in it as DESTINATION, or into it when that is "
+                                "a directory already; of a source "
+                                "that ends in /. what is in it is copied. Modes, times and links are kept "
+                                "(links as links); what is no file, "
+                                "directory or link is told and makes the status 1. Files belong to who "
+                                "copies: root, or --user, in a sandbox, "
+                                "and you on this machine; --archive keeps the owners.\n"
+                                "\"-\": a file's bytes, or a directory as a tar stream; as the source, a tar "
+                                "stream when DESTINATION is a "
+                                "directory or ends in a slash, else a file's bytes.\n"
+                                "What comes out of a sandbox is not trusted: nothing is written outside "
+                                "DESTINATION, through a link, or with "
+                                "set-user-ID bits.";
+static const char logs_detail[] =
+    "Both streams arrive apart, on standard output and standard error. Ends with status 0, whatever the "
+    "process's "
+    "result (see `space process get`). Reading a log starts nothing, and works on after the process and its "
+    "sandbox have ended. With --follow, a stream that breaks is taken up again, and status 125 says that it "
+    "could "
+    "not.";
+static const char port_detail[] = "Listens on 127.0.0.1 at LOCAL (default the same number; 0: a free one) "
+                                  "and prints the address. Each connection "
+                                  "becomes one to the port in the sandbox, which needs no network of its own "
+                                  "for that; either side may close its "
+                                  "half alone. When nothing listens there, the connection is reset and the "
+                                  "reason told, and further ones are "
+                                  "tried again. Ends by a signal, or when the sandbox has gone.";
+static const char watch_detail[] =
+    "One line for each change, from the moment on at which `watching` is told on standard error: created, "
+    "modified, "
+    "attributes, removed, moved. overflow says that changes were lost, and makes the status 1.";
+
 static const char verb_detail[] = "Succeeds at once when the sandbox is there already.";
 
 const struct cli_command cli_commands[] = {
@@ -245,7 +375,7 @@ const struct cli_command cli_commands[] = {
      cmd_get},
     {"rm", "SANDBOX...", 1, CLI_POSITIONAL_MAX, false, wait_options, "Delete sandboxes.", NULL, cmd_rm},
     {"exec", "SANDBOX [--] COMMAND [ARG...]", 1, 1, true, exec_options, "Run a command in a sandbox.",
-     "Exits with the command's own status. `space exec -it SANDBOX -- bash` opens a shell.", cmd_exec},
+     exec_detail, cmd_exec},
     {"attach", "TARGET | SANDBOX PROCESS", 1, 2, false, attach_options,
      "Attach to a command: its output from the start, its result.", attach_detail, cmd_attach},
     {"session create", "SANDBOX [--] COMMAND [ARG...]", 1, 1, true, session_options,
@@ -278,16 +408,40 @@ const struct cli_command cli_commands[] = {
      cmd_snapshot_get},
     {"snapshot rm", "SNAPSHOT...", 1, CLI_POSITIONAL_MAX, false, NULL, "Delete snapshots.", NULL,
      cmd_snapshot_rm},
-    {"cp", "SOURCE DESTINATION", 2, 2, false, cp_options, "Copy a file into a sandbox or out of it.",
-     "One side is SANDBOX:/path, the other a local file or \"-\". The file appears when it is whole.",
-     cmd_cp},
-    {"ps", "SANDBOX", 1, 1, false, NULL, "List a sandbox's processes.", NULL, cmd_ps},
+    {"cp", "SOURCE DESTINATION", 2, 2, false, cp_options,
+     "Copy files and directories into a sandbox, out of it, or between two.", cp_detail, cmd_cp},
+    {"file ls", "SANDBOX:/PATH", 1, 1, false, file_ls_options, "List a directory.", NULL, cmd_file_ls},
+    {"file stat", "SANDBOX:/PATH", 1, 1, false, file_options, "Show a file's attributes, or a link's own.",
+     NULL, cmd_file_stat},
+    {"file cat", "SANDBOX:/PATH...", 1, CLI_POSITIONAL_MAX, false, file_options, "Print files.", NULL,
+     cmd_file_cat},
+    {"file put", "SANDBOX:/PATH", 1, 1, false, file_put_options, "Write a file from standard input.",
+     "It appears when it is whole.", cmd_file_put},
+    {"file rm", "SANDBOX:/PATH", 1, 1, false, file_rm_options, "Remove a file or directory.", NULL,
+     cmd_file_rm},
+    {"file mv", "SANDBOX:/FROM /TO", 2, 2, false, file_mv_options, "Rename, within a sandbox.", NULL,
+     cmd_file_mv},
+    {"file cp", "SANDBOX:/FROM /TO", 2, 2, false, file_cp_options,
+     "Copy, within a sandbox, with all attributes.", NULL, cmd_file_cp},
+    {"file chmod", "OCTAL SANDBOX:/PATH", 2, 2, false, file_change_options, "Change permission bits.", NULL,
+     cmd_file_chmod},
+    {"file chown", "USER[:GROUP] SANDBOX:/PATH", 2, 2, false, file_change_options, "Change owner and group.",
+     NULL, cmd_file_chown},
+    {"file ln", "TARGET SANDBOX:/PATH", 2, 2, false, file_parents_options,
+     "Make a symbolic link with the text TARGET.", NULL, cmd_file_ln},
+    {"file mkdir", "SANDBOX:/PATH", 1, 1, false, file_parents_options, "Make a directory.", NULL,
+     cmd_file_mkdir},
+    {"file watch", "SANDBOX:/PATH", 1, 1, false, file_watch_options, "Follow changes as they happen.",
+     watch_detail, cmd_file_watch},
+    {"ps", "SANDBOX", 1, 1, false, ps_options, "List a sandbox's processes.", NULL, cmd_ps},
     {"process get", "[SANDBOX] PROCESS", 1, 2, false, process_options, "Show a process and its result.", NULL,
      cmd_process_get},
-    {"logs", "[SANDBOX] PROCESS", 1, 2, false, logs_options, "Print the kept output of a process.", NULL,
-     cmd_logs},
+    {"logs", "[SANDBOX] PROCESS", 1, 2, false, logs_options, "Print the kept output of a process.",
+     logs_detail, cmd_logs},
     {"kill", "[SANDBOX] PROCESS", 1, 2, false, kill_options, "Send a signal to a process and its children.",
      NULL, cmd_kill},
+    {"port", "SANDBOX [LOCAL:]PORT...", 2, CLI_POSITIONAL_MAX, false, NULL,
+     "Reach ports of a sandbox at this machine's loopback.", port_detail, cmd_port},
     {"template ls", "", 0, 0, false, NULL, "List templates.", NULL, cmd_template_ls},
     {"template get", "NAME", 1, 1, false, NULL, "Show a template, its tags and releases.", NULL,
      cmd_template_get},

@@ -2,6 +2,7 @@
 
 #include <signal.h>
 #include <string.h>
+#include <strings.h>
 
 #include "base/cleanup.h"
 #include "base/str.h"
@@ -15,22 +16,25 @@ static const char *const meanings[] = {
     "5 | The server cannot be reached.",
     "`run`, `exec`, `attach`: N | The command's own exit status.",
     "124 | The command ran past its time limit and was killed.",
-    "125 | No result: the sandbox is gone, or the connection broke and did not come back within 30 seconds.",
+    "125 | No result: the sandbox is gone or was suspended, another client took over, or the connection "
+    "broke and "
+    "did not come back within 30 seconds. How to come back is told.",
     "127 | The command could not be started.",
-    "128+N | The command was ended by signal N (137 when it ran out of memory).",
+    "128+N | The command, or `space` itself, was ended by signal N (137 when the command ran out of memory).",
 };
 
 static const struct {
     int number;
     const char *name;
 } signals[] = {
-    {SIGHUP, "SIGHUP"},     {SIGINT, "SIGINT"},   {SIGQUIT, "SIGQUIT"}, {SIGILL, "SIGILL"},
-    {SIGTRAP, "SIGTRAP"},   {SIGABRT, "SIGABRT"}, {SIGBUS, "SIGBUS"},   {SIGFPE, "SIGFPE"},
-    {SIGKILL, "SIGKILL"},   {SIGUSR1, "SIGUSR1"}, {SIGSEGV, "SIGSEGV"}, {SIGUSR2, "SIGUSR2"},
-    {SIGPIPE, "SIGPIPE"},   {SIGALRM, "SIGALRM"}, {SIGTERM, "SIGTERM"}, {SIGCHLD, "SIGCHLD"},
-    {SIGCONT, "SIGCONT"},   {SIGSTOP, "SIGSTOP"}, {SIGTSTP, "SIGTSTP"}, {SIGTTIN, "SIGTTIN"},
-    {SIGTTOU, "SIGTTOU"},   {SIGURG, "SIGURG"},   {SIGXCPU, "SIGXCPU"}, {SIGXFSZ, "SIGXFSZ"},
-    {SIGWINCH, "SIGWINCH"}, {SIGIO, "SIGIO"},     {SIGPWR, "SIGPWR"},   {SIGSYS, "SIGSYS"},
+    {SIGHUP, "SIGHUP"},       {SIGINT, "SIGINT"},   {SIGQUIT, "SIGQUIT"},   {SIGILL, "SIGILL"},
+    {SIGTRAP, "SIGTRAP"},     {SIGABRT, "SIGABRT"}, {SIGBUS, "SIGBUS"},     {SIGFPE, "SIGFPE"},
+    {SIGKILL, "SIGKILL"},     {SIGUSR1, "SIGUSR1"}, {SIGSEGV, "SIGSEGV"},   {SIGUSR2, "SIGUSR2"},
+    {SIGPIPE, "SIGPIPE"},     {SIGALRM, "SIGALRM"}, {SIGTERM, "SIGTERM"},   {SIGCHLD, "SIGCHLD"},
+    {SIGCONT, "SIGCONT"},     {SIGSTOP, "SIGSTOP"}, {SIGTSTP, "SIGTSTP"},   {SIGTTIN, "SIGTTIN"},
+    {SIGTTOU, "SIGTTOU"},     {SIGURG, "SIGURG"},   {SIGXCPU, "SIGXCPU"},   {SIGXFSZ, "SIGXFSZ"},
+    {SIGVTALRM, "SIGVTALRM"}, {SIGPROF, "SIGPROF"}, {SIGWINCH, "SIGWINCH"}, {SIGIO, "SIGIO"},
+    {SIGPWR, "SIGPWR"},       {SIGSYS, "SIGSYS"},
 };
 
 const char *exit_table(int index)
@@ -41,7 +45,7 @@ const char *exit_table(int index)
 int exit_signal_number(const char *name)
 {
     for (size_t i = 0; i < ARRAY_LEN(signals); i++)
-        if (strcmp(signals[i].name, name) == 0 || strcmp(signals[i].name + 3, name) == 0)
+        if (strcasecmp(signals[i].name, name) == 0 || strcasecmp(signals[i].name + 3, name) == 0)
             return signals[i].number;
     return 0;
 }

@@ -26,7 +26,7 @@ int exit_for_error(const struct error *err, bool unreachable);
  * never 0 unless the command itself ended with 0. */
 int exit_for_result(const json_t *result);
 
-/* Number of a signal from its name ("SIGINT", "INT"); 0 when unknown. */
+/* Number of a signal from its name ("SIGINT", "INT", "int"); 0 when unknown. */
 int exit_signal_number(const char *name);
 
 /* Name of a signal ("SIGINT"), NULL when it has none here. */

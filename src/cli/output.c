@@ -1,12 +1,52 @@
 /* Printing of what the server answers. */
+#include <errno.h>
+#include <limits.h>
+#include <poll.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/cleanup.h"
 #include "base/str.h"
 #include "cli/cli.h"
+#include "cli/signals.h"
 
 #define COLUMNS_MAX 12
 #define CELL_MAX 256
+
+/* Waits until fd can be written, or a signal ends the program. */
+static int wait_output(int fd, struct error *err)
+{
+    while (!signals_interrupted) {
+        struct pollfd p[2] = {{.fd = fd, .events = POLLOUT}, {.fd = signals_fd(), .events = POLLIN}};
+        if (poll(p, 2, -1) > 0 && p[0].revents)
+            return 0;
+        (void)signals_take();
+    }
+    return error_set(err, ERROR_UNAVAILABLE, "interrupted");
+}
+
+int cli_put(struct cli *c, int fd, const void *data, size_t n, struct error *err)
+{
+    const char *p = data;
+    struct stat st;
+    bool regular = fstat(fd, &st) == 0 && S_ISREG(st.st_mode);
+    while (n > 0) {
+        int rc = regular ? 0 : wait_output(fd, err);
+        if (rc < 0)
+            return rc;
+        /* No more than what goes without blocking, so that a signal is seen. */
+        ssize_t w = write(fd, p, regular || n < PIPE_BUF ? n : PIPE_BUF);
+        if (w > 0) {
+            p += w;
+            n -= (size_t)w;
+        } else if (w < 0 && errno != EINTR && errno != EAGAIN) {
+            c->reader_left |= errno == EPIPE;
+            return error_errno(err, ERROR_INTERNAL, errno, "write");
+        }
+    }
+    return 0;
+}
 
 void cli_print_text(FILE *to, const char *text)
 {

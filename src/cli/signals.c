@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "base/cleanup.h"
+#include "cli/tty.h"
 
 volatile int signals_interrupted;
 
@@ -18,6 +19,11 @@ static void on_signal(int number)
 {
     int saved = errno;
     unsigned char byte = (unsigned char)number;
+    if (number == SIGTSTP && !tty_is_raw()) {
+        (void)raise(SIGSTOP);
+        errno = saved;
+        return;
+    }
     if (number == SIGINT || number == SIGTERM || number == SIGHUP)
         signals_interrupted = number;
     /* A full pipe means that thousands are waiting: one less does not matter. */
@@ -51,4 +57,15 @@ int signals_next(void)
 {
     unsigned char byte;
     return pipe_fds[0] >= 0 && read(pipe_fds[0], &byte, 1) == 1 ? byte : 0;
+}
+
+int signals_take(void)
+{
+    int first = 0;
+    int number;
+    while ((number = signals_next())) {
+        bool ends = number == SIGINT || number == SIGTERM || number == SIGHUP || number == SIGQUIT;
+        first = first == 0 && ends ? number : first;
+    }
+    return first;
 }

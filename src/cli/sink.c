@@ -13,21 +13,22 @@
 
 void sink_init(struct sink *s, int fd)
 {
-    *s = (struct sink){.fd = fd, .write_fd = fd, .most = PIPE_BUF};
+    *s = (struct sink){.fd = fd, .write_fd = fd, .most = PIPE_BUF, .discard = fd < 0};
     buf_init(&s->pending, SINK_MAX);
     struct stat st;
-    if (fstat(fd, &st) < 0)
+    if (fd < 0 || fstat(fd, &st) < 0)
         return;
     s->is_socket = S_ISSOCK(st.st_mode);
     if (S_ISREG(st.st_mode) || s->is_socket)
         s->most = WRITE_MOST;
-    if (!S_ISFIFO(st.st_mode))
+    if (!S_ISFIFO(st.st_mode) && !isatty(fd))
         return;
-    /* O_NONBLOCK on the descriptor itself would change it for every process that shares it: open the pipe
-     * again. Where that is not possible, writes of PIPE_BUF bytes do not block once poll says so. */
+    /* O_NONBLOCK on the descriptor itself would change it for every process that shares it: open the pipe or
+     * the terminal again. Where that is not possible, writes of PIPE_BUF bytes to a pipe do not block once
+     * poll says so. */
     char path[40];
     (void)snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
-    int again = open(path, O_WRONLY | O_NONBLOCK | O_CLOEXEC);
+    int again = open(path, O_WRONLY | O_NONBLOCK | O_CLOEXEC | O_NOCTTY);
     if (again < 0)
         return;
     s->write_fd = again;
@@ -45,7 +46,7 @@ void sink_finish(struct sink *s)
 
 void sink_put(struct sink *s, const void *data, size_t n)
 {
-    if (s->failed)
+    if (s->failed || s->discard)
         return;
     if (!buf_append(&s->pending, data, n))
         s->failed = ENOBUFS;

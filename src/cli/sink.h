@@ -12,8 +12,9 @@
 
 struct sink {
     int fd;       /* not owned */
-    int write_fd; /* fd, or the same pipe opened again without blocking */
+    int write_fd; /* fd, or the same pipe or terminal opened again without blocking */
     bool own;
+    bool discard; /* fd is -1: bytes are thrown away */
     bool is_socket;
     size_t most; /* bytes a write: small where it might block */
     struct buf pending;

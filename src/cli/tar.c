@@ -18,7 +18,7 @@ struct tar_stream {
     struct archive_entry *entry;
     struct archive_entry_linkresolver *links;
     char *dir;
-    bool keep_owners;
+    unsigned flags;
     bool in_data; /* data of the entry is being copied */
     int64_t at;   /* position in the entry's data */
     bool has_block, last_block;
@@ -44,7 +44,7 @@ static int fail(struct archive *a, struct error *err, const char *what)
     return error_set(err, ERROR_INTERNAL, "%s: %s", what, why ? why : "unknown error");
 }
 
-int tar_stream_create(const char *dir, bool keep_owners, struct tar_stream **ret, struct error *err)
+int tar_stream_create(const char *dir, unsigned flags, struct tar_stream **ret, struct error *err)
 {
     struct stat st;
     if (stat(dir, &st) < 0 || !S_ISDIR(st.st_mode))
@@ -53,7 +53,7 @@ int tar_stream_create(const char *dir, bool keep_owners, struct tar_stream **ret
     if (!t)
         return error_set(err, ERROR_NO_MEMORY, "out of memory");
     buf_init(&t->pending, PENDING_MAX);
-    t->keep_owners = keep_owners;
+    t->flags = flags;
     t->dir = strdup(dir);
     t->disk = archive_read_disk_new();
     t->out = archive_write_new();
@@ -67,7 +67,7 @@ int tar_stream_create(const char *dir, bool keep_owners, struct tar_stream **ret
         t->dir[n - 1] = '\0';
     (void)archive_read_disk_set_symlink_physical(t->disk);
     (void)archive_read_disk_set_behavior(t->disk, ARCHIVE_READDISK_NO_TRAVERSE_MOUNTS);
-    if (keep_owners)
+    if (flags & TAR_KEEP_OWNERS)
         (void)archive_read_disk_set_standard_lookup(t->disk);
     (void)archive_write_set_format_pax_restricted(t->out);
     (void)archive_write_set_bytes_per_block(t->out, 0);
@@ -140,7 +140,9 @@ static int step_entry(struct tar_stream *t, struct error *err)
         return 0;
     if (!set_name(t))
         return error_set(err, ERROR_NO_MEMORY, "out of memory");
-    if (!t->keep_owners)
+    if ((t->flags & TAR_CONTENTS) && strcmp(archive_entry_pathname(t->entry), ".") == 0)
+        return 0;
+    if (!(t->flags & TAR_KEEP_OWNERS))
         set_owner(t);
     archive_entry_sparse_clear(t->entry); /* holes are sent as zeros */
     struct archive_entry *spare = NULL;
@@ -164,6 +166,14 @@ static int write_zeros(struct tar_stream *t, int64_t until, struct error *err)
     return 0;
 }
 
+/* A file that ends before the size that its head has announced; one may also end in a hole. */
+static bool became_shorter(struct tar_stream *t)
+{
+    struct stat st;
+    const char *path = archive_entry_sourcepath(t->entry);
+    return !path || stat(path, &st) < 0 || st.st_size < archive_entry_size(t->entry);
+}
+
 /* Fetches the next block of the file; at its end the block is an empty one at the entry's size. */
 static int next_block(struct tar_stream *t, struct error *err)
 {
@@ -172,6 +182,9 @@ static int next_block(struct tar_stream *t, struct error *err)
     if (rc != ARCHIVE_OK && rc != ARCHIVE_EOF && rc != ARCHIVE_WARN)
         return fail(t->disk, err, archive_entry_pathname(t->entry));
     t->last_block = rc == ARCHIVE_EOF;
+    if (t->last_block && t->at < archive_entry_size(t->entry) && became_shorter(t))
+        return error_set(err, ERROR_CONFLICT, "%s became shorter while it was read",
+                         archive_entry_sourcepath(t->entry));
     t->block_at = t->last_block ? archive_entry_size(t->entry) : offset;
     if (t->last_block)
         t->block_size = 0;

@@ -11,19 +11,45 @@
 
 /* Process-wide: exit handlers and signal handlers take no argument. */
 static int raw_fd = -1;
-static struct termios saved_mode;
+static struct termios saved_mode, raw_mode;
 static volatile sig_atomic_t is_raw;
 
 static const int fatal[] = {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT, SIGALRM, SIGSYS};
+
+/* Whether this process is in the foreground. In the background a terminal's modes are those of another
+ * program, and setting them would stop us. */
+static bool is_ours(int fd)
+{
+    pid_t group = tcgetpgrp(fd);
+    return group < 0 || group == getpgrp();
+}
 
 void tty_restore(void)
 {
     if (!is_raw)
         return;
     int saved = errno;
-    (void)tcsetattr(raw_fd, TCSANOW, &saved_mode);
+    if (is_ours(raw_fd))
+        (void)tcsetattr(raw_fd, TCSANOW, &saved_mode);
     is_raw = 0;
     errno = saved;
+}
+
+void tty_stop(const volatile int *ended)
+{
+    bool raw = is_raw != 0;
+    tty_restore();
+    do
+        (void)raise(SIGSTOP);
+    while (raw && !is_ours(raw_fd) && !*ended);
+    if (raw && !*ended)
+        (void)tty_raw(raw_fd, NULL);
+}
+
+void tty_again(void)
+{
+    if (is_raw && is_ours(raw_fd))
+        (void)tcsetattr(raw_fd, TCSANOW, &raw_mode);
 }
 
 static void on_fatal(int number)
@@ -51,7 +77,6 @@ static void guard_signals(void)
 int tty_raw(int fd, struct error *err)
 {
     static bool arranged;
-    struct termios mode;
     if (is_raw)
         return 0;
     if (tcgetattr(fd, &saved_mode) < 0)
@@ -62,10 +87,10 @@ int tty_raw(int fd, struct error *err)
         arranged = true;
     }
     raw_fd = fd;
-    mode = saved_mode;
-    cfmakeraw(&mode);
+    raw_mode = saved_mode;
+    cfmakeraw(&raw_mode);
     is_raw = 1; /* before the change: a signal in between restores what is still there */
-    if (tcsetattr(fd, TCSANOW, &mode) < 0) {
+    if (tcsetattr(fd, TCSANOW, &raw_mode) < 0) {
         is_raw = 0;
         return error_errno(err, ERROR_INTERNAL, errno, "set the terminal to raw mode");
     }

@@ -4,7 +4,6 @@
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
-#include <strings.h>
 #include <wslay/wslay.h>
 
 #include "base/buf.h"
@@ -13,10 +12,10 @@
 #include "base/clock.h"
 #include "base/id.h"
 #include "base/str.h"
+#include "cli/upgrade.h"
 
 #define INPUT_SIZE 65536
 #define TEXT_MAX (1024 * 1024)
-#define HEAD_MAX 16384
 #define REFUSAL_MAX 65536
 #define HANDSHAKE_MS 10000
 #define ACCEPT_GUID "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
@@ -198,24 +197,6 @@ static bool recv_more(struct ws *w, struct buf *b, int64_t deadline)
     }
 }
 
-/* Value of a header in the head of an answer, into a fixed array; false when it is not there. */
-static bool header_value(const char *head, const char *name, char *to, size_t size)
-{
-    size_t n = strlen(name);
-    for (const char *line = head; line; line = strstr(line, "\r\n"), line = line ? line + 2 : NULL) {
-        if (strncasecmp(line, name, n) != 0 || line[n] != ':')
-            continue;
-        const char *value = line + n + 1 + strspn(line + n + 1, " \t");
-        size_t length = strcspn(value, "\r\n");
-        if (length >= size)
-            return false;
-        memcpy(to, value, length);
-        to[length] = '\0';
-        return true;
-    }
-    return false;
-}
-
 /* What the server must answer to this key (RFC 6455, 4.2.2). */
 static void accept_for(const char *key, char to[32])
 {
@@ -231,9 +212,9 @@ static int check_upgrade(const char *head, const char *key, const char *protocol
     char expected[32];
     char value[128];
     accept_for(key, expected);
-    if (!header_value(head, "Sec-WebSocket-Accept", value, sizeof(value)) || strcmp(value, expected) != 0)
+    if (!upgrade_header(head, "Sec-WebSocket-Accept", value, sizeof(value)) || strcmp(value, expected) != 0)
         return error_set(err, ERROR_INTERNAL, "the server's WebSocket answer does not match the request");
-    if (!header_value(head, "Sec-WebSocket-Protocol", value, sizeof(value)) || strcmp(value, protocol) != 0)
+    if (!upgrade_header(head, "Sec-WebSocket-Protocol", value, sizeof(value)) || strcmp(value, protocol) != 0)
         return error_set(err, ERROR_UNSUPPORTED, "the server does not speak %s", protocol);
     return 0;
 }
@@ -245,61 +226,38 @@ static int refusal(struct ws *w, struct buf *b, size_t head_size, unsigned statu
     char value[32];
     uint64_t length = REFUSAL_MAX;
     AUTO_FREE char *head = strndup((const char *)buf_head(b), head_size);
-    if (head && header_value(head, "Content-Length", value, sizeof(value)))
+    if (head && upgrade_header(head, "Content-Length", value, sizeof(value)))
         (void)str_to_u64(value, 0, REFUSAL_MAX, &length);
     while (buf_len(b) - head_size < length && recv_more(w, b, deadline))
         ;
     return client_problem(status, (const char *)buf_head(b) + head_size, buf_len(b) - head_size, err);
 }
 
-/* Status from "HTTP/1.1 101 ..."; false when the text is something else. */
-static bool parse_status(const char *head, size_t n, unsigned *ret)
-{
-    char digits[4];
-    uint64_t status;
-    if (n < 12 || memcmp(head, "HTTP/1.", 7) != 0 || head[8] != ' ')
-        return false;
-    memcpy(digits, head + 9, 3);
-    digits[3] = '\0';
-    if (!str_to_u64(digits, 100, 599, &status))
-        return false;
-    *ret = (unsigned)status;
-    return true;
-}
-
 /* Reads the answer's head into b; *ret_size counts it with the empty line. */
 static int read_head(struct ws *w, struct buf *b, int64_t deadline, size_t *ret_size, unsigned *ret_status,
                      struct error *err)
 {
-    const char *end = NULL;
-    while (!end) {
-        if (!recv_more(w, b, deadline) || buf_len(b) > HEAD_MAX + INPUT_SIZE)
+    size_t n = 0;
+    while (n == 0) {
+        if (!recv_more(w, b, deadline) || buf_len(b) > UPGRADE_HEAD_MAX + INPUT_SIZE)
             return error_set(err, ERROR_UNAVAILABLE, "the server closed the connection in the handshake");
-        end = memmem(buf_head(b), buf_len(b), "\r\n\r\n", 4);
+        n = upgrade_head_size(buf_head(b), buf_len(b));
     }
-    *ret_size = (size_t)(end - (const char *)buf_head(b)) + 4;
-    if (parse_status((const char *)buf_head(b), *ret_size, ret_status))
+    *ret_size = n;
+    if (upgrade_status((const char *)buf_head(b), n, ret_status))
         return 0;
     return error_set(err, ERROR_INTERNAL, "the server's answer is not HTTP");
 }
 
 /* The request that asks for the upgrade; heap string, NULL when memory is short. */
-static char *upgrade_request(const char *url, const struct ws_config *config, const char *key)
+static char *request_for(struct client *c, const struct ws_config *config, const char *key)
 {
-    const char *host = strstr(url, "://") + 3;
-    int host_size = (int)strcspn(host, "/");
-    const char *at =
-        memchr(host, '@', (size_t)host_size); /* a user in the address is not for the Host header */
-    if (at) {
-        host_size -= (int)(at + 1 - host);
-        host = at + 1;
-    }
-    return str_printf("GET %s%s HTTP/1.1\r\nHost: %.*s\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-                      "Sec-WebSocket-Key: %s\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Protocol: %s\r\n"
-                      "User-Agent: space/" SPACE_VERSION "\r\n%s%s%s\r\n",
-                      host + host_size, config->path, host_size, host, key, config->protocol,
-                      config->token ? "Authorization: Bearer " : "", config->token ? config->token : "",
-                      config->token ? "\r\n" : "");
+    AUTO_FREE char *headers =
+        str_printf("Upgrade: websocket\r\nSec-WebSocket-Key: %s\r\nSec-WebSocket-Version: 13\r\n"
+                   "Sec-WebSocket-Protocol: %s\r\n%s%s%s",
+                   key, config->protocol, config->token ? "Authorization: Bearer " : "",
+                   config->token ? config->token : "", config->token ? "\r\n" : "");
+    return headers ? upgrade_request(c, config->path, headers) : NULL;
 }
 
 static int handshake(struct ws *w, struct client *c, const struct ws_config *config, bool *ret_refused,
@@ -310,13 +268,13 @@ static int handshake(struct ws *w, struct client *c, const struct ws_config *con
     char key[32];
     id_random(random, sizeof(random));
     (void)EVP_EncodeBlock((unsigned char *)key, random, sizeof(random));
-    AUTO_FREE char *request = upgrade_request(client_url(c), config, key);
+    AUTO_FREE char *request = request_for(c, config, key);
     if (!request)
         return error_set(err, ERROR_NO_MEMORY, "out of memory");
     if (!send_all(w, request, strlen(request), deadline))
         return error_set(err, ERROR_UNAVAILABLE, "the connection broke in the handshake");
     struct buf b CLEANUP(buf_finish);
-    buf_init(&b, HEAD_MAX + INPUT_SIZE + REFUSAL_MAX + INPUT_SIZE);
+    buf_init(&b, UPGRADE_HEAD_MAX + INPUT_SIZE + REFUSAL_MAX + INPUT_SIZE);
     size_t head_size = 0;
     unsigned status = 0;
     int rc = read_head(w, &b, deadline, &head_size, &status, err);

@@ -24,11 +24,19 @@ class Server:
         self.scripts = []  # one per attach connection
         self.operation = {"id": "op_1", "kind": "create", "sandbox_id": "sb_1", "status": "succeeded",
                           "progress": {"phase": "done", "percent": None}, "result": None, "error": None}
+        self.close_after = None  # a target after which a connection is closed unannounced
+        self.tunnels = {}  # path -> what answers there
         self.answers = {}  # (method, path) -> (status, object or bytes, headers)
         self.event = threading.Condition()
-        threading.Thread(target=self.accept, daemon=True).start()
+        self.acceptor = threading.Thread(target=self.accept, daemon=True)
+        self.acceptor.start()
 
     def close(self):
+        if self.listener.fileno() < 0:
+            return
+        # The thread must be out of accept() before the descriptor's number is another's.
+        self.listener.shutdown(socket.SHUT_RDWR)
+        self.acceptor.join()
         self.listener.close()
 
     def accept(self):
@@ -76,6 +84,9 @@ class Server:
             self.note(self.requests, (method, target, headers, b""))
             self.attach(conn, f, headers, query)
             return False
+        if headers.get("upgrade") == "tcp":
+            self.note(self.requests, (method, target, headers, b""))
+            return self.tunnel(conn, f, url.path)
         body = self.body(f, headers)
         self.note(self.requests, (method, target, headers, body))
         status, answer, extra = self.answer(method, url.path, query, body)
@@ -84,10 +95,13 @@ class Server:
         data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
         kind = "application/problem+json" if status >= 400 else "application/json"
         head = f"HTTP/1.1 {status} X\r\nContent-Type: {kind}\r\nContent-Length: {len(data)}\r\n"
+        if "X-Break" in extra:  # more is announced than comes
+            conn.sendall(head.encode() + b"\r\n" + data[:extra["X-Break"]])
+            return False
         for name, value in extra.items():
             head += f"{name}: {value}\r\n"
         conn.sendall(head.encode() + b"\r\n" + (b"" if method == "HEAD" else data))
-        return True
+        return target != self.close_after
 
     @staticmethod
     def body(f, headers):
@@ -99,7 +113,11 @@ class Server:
                 f.readline()
                 if n == 0:
                     return data
-        return f.read(int(headers.get("content-length", 0)))
+        size = int(headers.get("content-length", 0))
+        data = f.read(size)
+        if len(data) < size:
+            raise ValueError("the body breaks off")
+        return data
 
     def answer(self, method, path, query, body):
         fixed = self.answers.get((method, path))
@@ -139,6 +157,20 @@ class Server:
             return known[0], known[1], {}
         return 404, {"type": "urn:space:error:not_found", "title": "Not found", "status": 404,
                      "detail": f"no {path}"}, {}
+
+    # --- tunnels ---
+
+    def tunnel(self, conn, f, path):
+        """What `tunnels` has for the path: a problem, or a function that is the guest's end."""
+        target = self.tunnels.get(path, (404, {"type": "urn:space:error:not_found", "title": "Not found"}))
+        if isinstance(target, tuple):
+            data = json.dumps(target[1]).encode()
+            conn.sendall(f"HTTP/1.1 {target[0]} X\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
+            return True
+        conn.sendall(b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n\r\n" +
+                     getattr(target, "first", b""))
+        target(conn, f)
+        return False
 
     # --- the attach route ---
 
@@ -181,6 +213,8 @@ class Server:
                 self.frame(conn, 8, struct.pack(">H", step[1]) + (step[2] if len(step) > 2 else b""))
                 conn.shutdown(socket.SHUT_WR)
                 break  # what the client sent is read: closing over it would discard what was not yet delivered
+            elif kind == "wait":
+                step[1].wait(30)
             elif kind == "drop":
                 conn.shutdown(socket.SHUT_RDWR)
                 return

@@ -1,63 +1,19 @@
 #!/usr/bin/env python3
 """The client as a program, against a stand-in for the server."""
-import fcntl
 import io
 import json
 import os
-import pty
 import signal
 import struct
 import subprocess
 import sys
 import tarfile
 import tempfile
-import termios
 import threading
-import time
 import unittest
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from fake_server import Server
-
-SPACE = sys.argv.pop(1)
-STARTED = ("json", {"type": "started", "pid": 7})
-
-
-def result(reason="exit", **more):
-    base = {"type": "result", "reason": reason, "exit_code": None, "signal": None, "message": None}
-    base.update(more)
-    return ("json", base)
-
-
-def problem(status, slug, title="T", **more):
-    return dict({"type": "urn:space:error:" + slug, "title": title, "status": status, "detail": "d"}, **more)
-
-
-class Case(unittest.TestCase):
-    def setUp(self):
-        self.server = Server()
-        self.env = {"PATH": os.environ["PATH"], "SPACE_URL": self.server.url, "SPACE_API_KEY": "sk_test",
-                    "TERM": "xterm"}
-        for name in ("ASAN_OPTIONS", "UBSAN_OPTIONS", "LSAN_OPTIONS"):
-            if name in os.environ:
-                self.env[name] = os.environ[name]
-
-    def tearDown(self):
-        self.server.close()
-
-    def space(self, *args, stdin=subprocess.DEVNULL, **kw):
-        data = kw.pop("input", None)
-        if data is not None:
-            stdin = None
-        return subprocess.run([SPACE, *args], env=self.env, stdin=stdin, input=data, capture_output=True, timeout=20,
-                              **kw)
-
-    def start(self, *args, **kw):
-        return subprocess.Popen([SPACE, *args], env=self.env, stdin=kw.pop("stdin", subprocess.DEVNULL),
-                                stdout=kw.pop("stdout", subprocess.PIPE), stderr=subprocess.PIPE, **kw)
-
-    def paths(self, method):
-        return [r[1] for r in self.server.requests if r[0] == method]
+from cli_case import SPACE, STARTED, Case, problem, result
 
 
 class Statuses(Case):
@@ -576,117 +532,7 @@ class Signals(Case):
         p.stderr.close()
 
 
-class Terminal(Case):
-    def open(self, *args):
-        self.master, self.slave = pty.openpty()
-        fcntl.ioctl(self.slave, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 101, 0, 0))
-        self.before = termios.tcgetattr(self.slave)
-        def take_terminal():
-            os.setsid()
-            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-        p = subprocess.Popen([SPACE, *args], env=self.env, stdin=self.slave, stdout=self.slave,
-                             stderr=subprocess.PIPE, preexec_fn=take_terminal)
-        self.addCleanup(p.stderr.close)
-        self.addCleanup(os.close, self.master)
-        self.addCleanup(os.close, self.slave)
-        return p
-
-    def until_raw(self):
-        deadline = time.monotonic() + 10
-        while termios.tcgetattr(self.slave)[3] & termios.ICANON:
-            self.assertLess(time.monotonic(), deadline)
-            time.sleep(0.01)
-
-    def check_restored(self):
-        self.assertEqual(termios.tcgetattr(self.slave), self.before)
-
-    def script(self, *steps):
-        self.server.scripts = [[STARTED, *steps]]
-
-    def wait_message(self, condition):
-        self.assertTrue(self.server.wait(lambda: any(condition(m) for m in self.server.received)))
-
-    def test_size_keys_and_restore(self):
-        self.script(("until", lambda m: isinstance(m, bytes) and b"q" in m), result(exit_code=9), ("close", 1000))
-        p = self.open("exec", "-it", "sb_1", "--", "sh")
-        self.until_raw()
-        self.wait_message(lambda m: isinstance(m, str) and '"rows":33' in m)
-        fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 90, 0, 0))
-        self.wait_message(lambda m: isinstance(m, str) and '"rows":40' in m)
-        os.write(self.master, b"\x03")
-        self.wait_message(lambda m: m == b"\0\x03")
-        os.write(self.master, b"\x10x")  # ctrl-p that was not for detaching
-        self.wait_message(lambda m: isinstance(m, bytes) and m.endswith(b"\x10x"))
-        os.write(self.master, b"q")
-        self.assertEqual(p.wait(20), 9)
-        self.check_restored()
-        body = json.loads([r for r in self.server.requests if r[1].endswith("/sessions")][0][3])
-        self.assertEqual(body["pty"], {"rows": 33, "cols": 101, "term": "xterm"})
-
-    def test_detach(self):
-        self.script(("until", lambda m: False))
-        p = self.open("exec", "-it", "sb_1", "--", "sh")
-        self.until_raw()
-        self.wait_message(lambda m: isinstance(m, str) and "resize" in m)
-        os.write(self.master, b"\x10\x11")
-        self.assertEqual(p.wait(20), 0)
-        self.assertIn(b"runs on as pr_1", p.stderr.read())
-        self.check_restored()
-
-    def test_restored_after_signals(self):
-        for number, code in ((signal.SIGHUP, 129), (signal.SIGSEGV, -11), (signal.SIGABRT, -6)):
-            self.script(("until", lambda m: False))
-            p = self.open("exec", "-it", "sb_1", "--", "sh")
-            self.until_raw()
-            self.wait_message(lambda m: isinstance(m, str) and "resize" in m)
-            p.send_signal(number)
-            self.assertEqual(p.wait(20), code)
-            self.check_restored()
-            self.server.received.clear()
-
-    def test_restored_after_refusal(self):
-        self.server.scripts = [[("refuse", 410, problem(410, "sandbox_gone"))]]
-        p = self.open("exec", "-it", "sb_1", "--", "sh")
-        self.assertEqual(p.wait(20), 1)
-        self.check_restored()
-
-
-class Files(Case):
-    def test_upload(self):
-        self.server.answers[("PUT", "/v1/sandboxes/sb_1/files")] = (201, {}, {})
-        data = os.urandom(200000)
-        with tempfile.TemporaryDirectory() as d:
-            path = os.path.join(d, "a b")
-            with open(path, "wb") as f:
-                f.write(data)
-            os.chmod(path, 0o751)
-            self.assertEqual(self.space("cp", "--parents", path, "sb_1:/dir/").returncode, 0)
-        method, target, headers, body = self.server.requests[-1]
-        self.assertEqual(target, "/v1/sandboxes/sb_1/files?path=%2Fdir%2Fa%20b&mode=0751&parents=1")
-        self.assertEqual(body, data)
-        self.assertEqual(headers["content-length"], "200000")
-        self.assertEqual(self.space("cp", "-", "sb_1:/x", input=b"piped").returncode, 0)
-        self.assertEqual(self.server.requests[-1][3], b"piped")
-        self.assertEqual(self.server.requests[-1][2]["transfer-encoding"], "chunked")
-        self.server.answers[("PUT", "/v1/sandboxes/sb_1/files")] = (404, problem(404, "no_such_file"), {})
-        r = self.space("cp", "-", "sb_1:/new/x", input=b"")
-        self.assertEqual(r.returncode, 3)
-        self.assertIn(b"space: /new/x (--parents makes missing directories): T: d", r.stderr)
-
-    def test_download(self):
-        data = os.urandom(200000)
-        self.server.answers[("GET", "/v1/sandboxes/sb_1/files")] = (200, data, {})
-        with tempfile.TemporaryDirectory() as d:
-            self.assertEqual(self.space("cp", "sb_1:/etc/motd", d).returncode, 0)
-            with open(os.path.join(d, "motd"), "rb") as f:
-                self.assertEqual(f.read(), data)
-            self.assertEqual(self.space("cp", "sb_1:/etc/motd", "-").stdout, data)
-            self.server.answers[("GET", "/v1/sandboxes/sb_1/files")] = (404, problem(404, "no_such_file"), {})
-            r = self.space("cp", "sb_1:/nope", os.path.join(d, "nope"))
-            self.assertEqual(r.returncode, 3)
-            self.assertIn(b"space: /nope: T: d", r.stderr)
-            self.assertEqual(os.listdir(d), ["motd"])  # nothing half-made is left
-
+class Logs(Case):
     def test_logs(self):
         whole = os.urandom(2500)
         def output(query, body):
@@ -700,10 +546,106 @@ class Files(Case):
         self.assertEqual((r.returncode, r.stdout), (0, whole[100:]))
         self.assertIn(b"100 bytes were dropped", r.stderr)
 
+    def journal(self, state, out=b"", err=b""):
+        """A process with this output."""
+        def output(query, body):
+            data = out if query["stream"] == "stdout" else err
+            at = int(query["offset"])
+            if at > len(data):
+                return 416, problem(416, "range_not_satisfiable"), {}
+            return 200, data[at:at + int(query["limit"])], {"X-Space-Offset": at, "X-Space-End": len(data)}
+        self.server.answers[("GET", "/v1/sandboxes/sb_1/processes/pr_1/output")] = output
+        self.server.answers[("GET", "/v1/sandboxes/sb_1/processes/pr_1")] = (200, {"id": "pr_1", "state": state}, {})
+
+    def test_parts_of_logs(self):
+        self.journal("exited", b"0123456789", b"abc")
+        for words, out, err in ((["--tail", "4"], b"6789", b"abc"), (["--tail", "0"], b"", b""),
+                                (["--since-offset", "7"], b"789", b""), (["--tail=99"], b"0123456789", b"abc"),
+                                (["--stream", "stderr"], b"", b"abc"), (["--stream=stdout", "--tail=1"], b"9", b""),
+                                (["-f", "--tail=1"], b"9", b"c")):  # it has ended: nothing is attached to
+            r = self.space("logs", *words, "sb_1", "pr_1")
+            self.assertEqual((r.returncode, r.stdout, r.stderr), (0, out, err), words)
+        self.assertEqual(self.server.attaches, [])
+
+    def test_following(self):
+        self.journal("running", b"0123456789", b"abc")
+        self.server.scripts = [[STARTED, ("out", 6, b"6789"), ("err", 1, b"bc"), ("drop",)],
+                               [STARTED, ("out", 10, b"more"), result("signal", signal="SIGKILL"), ("close", 1000)]]
+        r = self.space("logs", "-f", "--tail", "4", "--stream", "stdout", "sb_1", "pr_1")
+        self.assertEqual((r.returncode, r.stdout, r.stderr), (0, b"6789more", b""))
+        self.assertEqual([(a["stdout_offset"], a["stderr_offset"]) for a in self.server.attaches],
+                         [("6", "3"), ("10", "3")])
+        self.assertEqual(self.server.received.count('{"type":"stdin_close"}'), 0)
+
+    def test_following_what_breaks(self):
+        self.journal("running")
+        self.server.scripts = [[STARTED, ("out", 0, b"x"), ("close", 1000)],
+                               [("refuse", 410, problem(410, "sandbox_gone", "Sandbox gone"))]]
+        r = self.space("logs", "-f", "sb_1", "pr_1")
+        self.assertEqual((r.returncode, r.stdout), (125, b"x"))
+
+    def test_readers_that_leave(self):
+        self.journal("exited", b"x" * 3_000_000)
+        p = self.start("logs", "sb_1", "pr_1")
+        p.stdout.read(10)
+        p.stdout.close()
+        self.assertEqual((p.wait(20), p.stderr.read()), (141, b""))
+        p.stderr.close()
+        self.journal("running")
+        self.server.scripts = [[STARTED, ("out", 0, b"x" * 3_000_000), ("until", lambda m: False)]]
+        p = self.start("logs", "-f", "sb_1", "pr_1")
+        p.stdout.read(10)
+        p.stdout.close()
+        self.assertEqual((p.wait(20), p.stderr.read()), (141, b""))
+        p.stderr.close()
+
     def test_logs_do_not_start_a_command(self):
         self.server.answers[("GET", "/v1/sandboxes/sb_1/processes/pr_1")] = (200, {"id": "pr_1", "state": "created"}, {})
         self.assertEqual(self.space("logs", "-f", "sb_1", "pr_1").returncode, 4)
         self.assertEqual(self.server.attaches, [])
+
+
+class Processes(Case):
+    def list(self, *items):
+        self.server.answers[("GET", "/v1/sandboxes/sb_1/processes")] = (200, {"items": list(items), "next_cursor": None}, {})
+
+    def test_command_lines(self):
+        words = ["sh", "-c", "echo 'a b' \"$X\"\n\tdone", "", "it's", "ü", "a\x1bb", "--x=1,2"]
+        self.list({"id": "pr_1", "state": "running", "argv": words}, {"id": "pr_2", "state": "created", "argv": ["x"] * 1000},
+                  {"id": "pr_3", "state": "exited", "argv": ["gone"]})
+        out = self.space("ps", "one").stdout.decode()
+        lines = out.splitlines()
+        self.assertEqual([line.split()[0] for line in lines], ["ID", "pr_1", "pr_2"])
+        text = lines[1][lines[0].index("COMMAND"):]
+        back = subprocess.run(["bash", "-c", "printf '%s\\0' " + text], capture_output=True).stdout
+        self.assertEqual(back, b"".join(w.encode() + b"\0" for w in words))
+        self.assertIn("pr_3", self.space("ps", "-a", "one").stdout.decode())
+        items = json.loads(self.space("ps", "-ojson", "one").stdout)["items"]
+        self.assertEqual([set(i) for i in items], [{"id", "state", "argv"}] * 2)
+
+    def test_odd_answers(self):
+        for argv in (None, [], [1], "x", {"a": 1}):
+            self.list({"id": "pr_1", "state": "running", "argv": argv})
+            self.assertEqual(self.space("ps", "one").returncode, 0)
+
+    def test_kill(self):
+        self.server.answers[("POST", "/v1/sandboxes/sb_1/processes/pr_1/signal")] = (204, b"", {})
+        for words, signal_name, tree in (([], "SIGTERM", True), (["-s", "9"], "SIGKILL", True), (["-s", "int"], "SIGINT", True),
+                                         (["--tree", "-s", "SIGhup"], "SIGHUP", True), (["--only", "-s2"], "SIGINT", False)):
+            self.assertEqual(self.space("kill", *words, "sb_1", "pr_1").returncode, 0)
+            self.assertEqual(json.loads(self.server.requests[-1][3]), {"signal": signal_name, "tree": tree})
+        for words in (["-s", "0"], ["-s", "65"], ["-s", "99"], ["-s", "FOO"], ["--tree", "--only"]):
+            self.assertEqual(self.space("kill", *words, "sb_1", "pr_1").returncode, 2)
+
+    def test_a_post_on_a_connection_that_was_closed(self):
+        """The server closes a kept connection just then: the request goes out on another one."""
+        def answer(query, body):
+            return 200, {"items": [{"id": "sb_1", "name": "one"}], "next_cursor": None}, {"Connection": "keep-alive"}
+        self.server.answers[("GET", "/v1/sandboxes")] = answer
+        self.server.close_after = "/v1/sandboxes?limit=100"
+        self.server.answers[("POST", "/v1/sandboxes/sb_1/processes/pr_1/signal")] = (204, b"", {})
+        for _ in range(5):
+            self.assertEqual(self.space("kill", "one", "pr_1").returncode, 0)
 
 
 class Templates(Case):

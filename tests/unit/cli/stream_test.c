@@ -222,7 +222,7 @@ static void a_directory_becomes_an_archive(void **state)
     struct error err = ERROR_INIT;
     unsigned entries = 0;
     unsigned hardlinks = 0;
-    assert_int_equal(tar_stream_create(dir, false, &r.tar, &err), 0);
+    assert_int_equal(tar_stream_create(dir, 0, &r.tar, &err), 0);
     struct archive *a = archive_read_new();
     (void)archive_read_support_format_tar(a);
     assert_int_equal(archive_read_open(a, &r, NULL, read_tar, NULL), ARCHIVE_OK);
@@ -243,8 +243,8 @@ static void what_is_no_directory_is_refused(void **state)
     (void)state;
     struct tar_stream *tar = NULL;
     struct error err = ERROR_INIT;
-    assert_int_equal(tar_stream_create("/etc/passwd", false, &tar, &err), ERROR_INVALID);
-    assert_int_equal(tar_stream_create("/nonexistent", false, &tar, &err), ERROR_INVALID);
+    assert_int_equal(tar_stream_create("/etc/passwd", 0, &tar, &err), ERROR_INVALID);
+    assert_int_equal(tar_stream_create("/nonexistent", 0, &tar, &err), ERROR_INVALID);
     assert_null(tar);
     tar_stream_destroy(NULL);
 }
