@@ -443,6 +443,32 @@ static int put_all(struct maker *m, int fd, const struct stat *st)
     return 0;
 }
 
+static struct maker *maker_create(const struct file_job *j)
+{
+    struct maker *m = calloc(1, sizeof(*m));
+    if (!m)
+        return NULL;
+    m->job = j;
+    buf_init(&m->out, OUT_MAX);
+    buf_init(&m->pax, TAR_PAX_MAX);
+    owners_init(&m->owners, j->etc);
+    return m;
+}
+
+static void maker_destroy(struct maker *m)
+{
+    struct seen *s, *next;
+    HASH_ITER(hh, m->seen, s, next)
+    {
+        HASH_DEL(m->seen, s);
+        free(s);
+    }
+    buf_finish(&m->out);
+    buf_finish(&m->pax);
+    free(m->segments);
+    free(m);
+}
+
 int archive_read_work(const struct file_job *j)
 {
     struct stat st;
@@ -456,16 +482,14 @@ int archive_read_work(const struct file_job *j)
         return work_failed(j, errno, "cannot open it");
     if (!S_ISREG(st.st_mode) && !S_ISDIR(st.st_mode))
         return work_refused(j, ERROR_INVALID, "neither a file nor a directory");
-    struct maker *m = calloc(1, sizeof(*m)); /* goes with this process */
+    struct maker *m = maker_create(j);
     if (!m)
         return work_failed(j, ENOMEM, "cannot archive");
     if (getrlimit(RLIMIT_NOFILE, &files) == 0) {
         files.rlim_cur = files.rlim_max;
         (void)setrlimit(RLIMIT_NOFILE, &files);
     }
-    m->job = j;
-    buf_init(&m->out, OUT_MAX);
-    buf_init(&m->pax, TAR_PAX_MAX);
-    owners_init(&m->owners, j->etc);
-    return put_all(m, fd, &st);
+    int r = put_all(m, fd, &st);
+    maker_destroy(m);
+    return r;
 }
