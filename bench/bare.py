@@ -55,9 +55,8 @@ def read_module(path):
 
 
 class Qmp:
-    def __init__(self, path):
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.connect(path)
+    def __init__(self, sock):
+        self.sock = sock
         self.lines = self.sock.makefile("r", encoding="utf-8")
         self.read(lambda m: "QMP" in m)
         self.command("qmp_capabilities")
@@ -187,16 +186,23 @@ class Machine:
 class Vm:
     def __init__(self, machine, folder, process):
         self.machine, self.folder, self.process = machine, folder, process
-        deadline = time.monotonic() + 60
-        for name in ("qmp", "agent"):
-            while not os.path.exists(f"{folder}/{name}"):
-                if process.poll() is not None or time.monotonic() > deadline:
-                    raise RuntimeError(f"the bare VMM did not start: {process.stderr.read().decode()[-500:]}")
-                time.sleep(0.005)
-        self.qmp = Qmp(f"{folder}/qmp")
-        self.port = socket.socket(socket.AF_UNIX)
+        self.qmp = Qmp(self.connect("qmp"))
+        self.port = self.connect("agent")
         self.port.settimeout(120)
-        self.port.connect(f"{folder}/agent")
+
+    def connect(self, name):
+        """Once it listens: the file is there a moment earlier."""
+        deadline = time.monotonic() + 60
+        while True:
+            sock = socket.socket(socket.AF_UNIX)
+            try:
+                sock.connect(f"{self.folder}/{name}")
+                return sock
+            except OSError:
+                sock.close()
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"the bare VMM did not start: {self.process.stderr.read().decode()[-500:]}")
+            time.sleep(0.005)
 
     def ignore_shared(self):
         self.qmp.command("migrate-set-capabilities",
@@ -249,6 +255,13 @@ class Vm:
             left -= n
         if word == "DRAIN":
             self.expect_exit()
+        return time.perf_counter() - begin
+
+    def loop(self, requests):
+        """Seconds of so many requests from init to a server of its own, without the port."""
+        begin = time.perf_counter()
+        self.port.sendall(f"LOOP {requests}\n".encode())
+        self.expect_exit()
         return time.perf_counter() - begin
 
     def close(self):

@@ -4,24 +4,35 @@
  *
  *   FLOOD <bytes>   writes that many bytes to the port, from this process
  *   PIPE <bytes>    the same, produced by a child and read from its pipe
- *   DRAIN <bytes>   produced by a child, read from its pipe and forgotten; answered by "EXIT 0"
- *   anything else   is forked and executed (words split at blanks), answered by "EXIT <status>"
+ *   HTTP            from here on the port is a connection to the tiny HTTP server, for ever
+ *   RELAY           the same, but the server is a child behind a TCP socket, as every server in a sandbox is,
+ * and this process passes bytes on between the two LOOP <n>        n requests to that child without the port;
+ * answered by "EXIT 0" DRAIN <bytes>   produced by a child, read from its pipe and forgotten; answered by
+ * "EXIT 0" anything else   is forked and executed (words split at blanks), answered by "EXIT <status>"
  *
  * Executables are looked up in the initramfs, or under /newroot when /dev/vda can be mounted there. */
+#include <arpa/inet.h>
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <net/if.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/mount.h>
 #include <sys/reboot.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
+
+#include "tiny_http.h"
 
 #define LINE_MAX_BYTES 4096
 #define WORDS_MAX 64
@@ -147,8 +158,84 @@ static void drain_only(int port, unsigned long long bytes)
     write_all(port, answer, sizeof(answer) - 1);
 }
 
+static void serve_http(int port)
+{
+    static struct tiny tiny;
+    for (;;)
+        if (!tiny_serve(&tiny, port))
+            pause_ms(5); /* no host */
+}
+
+static void serve_client(int fd)
+{
+    static struct tiny tiny;
+    const int yes = 1;
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof(yes));
+    while (tiny_serve(&tiny, fd))
+        ;
+    _exit(0);
+}
+
+/* A socket to a child that serves HTTP. */
+static int connect_child(void)
+{
+    const int yes = 1;
+    struct ifreq lo = {.ifr_name = "lo", .ifr_flags = IFF_UP};
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t n = sizeof(at);
+    int listener = socket(AF_INET, SOCK_STREAM, 0), fd = socket(AF_INET, SOCK_STREAM, 0);
+    if (ioctl(listener, SIOCSIFFLAGS, &lo) < 0 || bind(listener, (const struct sockaddr *)&at, n) < 0 ||
+        listen(listener, 1) < 0 || getsockname(listener, (struct sockaddr *)&at, &n) < 0 ||
+        connect(fd, (const struct sockaddr *)&at, n) < 0)
+        return -1;
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof(yes));
+    if (fork() == 0) {
+        (void)close(fd);
+        serve_client(accept(listener, NULL, NULL));
+    }
+    (void)close(listener);
+    return fd;
+}
+
+static void relay(int port)
+{
+    int fd = connect_child();
+    for (;;) {
+        struct pollfd p[2] = {{.fd = port, .events = POLLIN}, {.fd = fd, .events = POLLIN}};
+        (void)poll(p, 2, -1);
+        for (int i = 0; i < 2; i++) {
+            ssize_t n = p[i].revents ? read(p[i].fd, block, BLOCK) : 0;
+            if (n > 0)
+                write_all(p[1 - i].fd, block, (size_t)n);
+            else if (p[i].revents)
+                pause_ms(5); /* no host */
+        }
+    }
+}
+
+static void loop(int port, unsigned long long requests)
+{
+    static const char request[] = "GET /200 HTTP/1.1\r\nHost: x\r\n\r\n", answer[] = "EXIT 0\n";
+    int fd = connect_child();
+    while (requests-- > 0) {
+        write_all(fd, request, sizeof(request) - 1);
+        if (read(fd, block, BLOCK) <= 0)
+            return;
+    }
+    (void)close(fd);
+    write_all(port, answer, sizeof(answer) - 1);
+}
+
 static void serve(int port, char *line)
 {
+    if (strcmp(line, "RELAY") == 0)
+        relay(port);
+    if (strncmp(line, "LOOP ", 5) == 0) {
+        loop(port, strtoull(line + 5, NULL, 10));
+        return;
+    }
+    if (strcmp(line, "HTTP") == 0)
+        serve_http(port);
     if (strncmp(line, "FLOOD ", 6) == 0)
         flood(port, strtoull(line + 6, NULL, 10));
     else if (strncmp(line, "PIPE ", 5) == 0)

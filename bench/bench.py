@@ -26,9 +26,10 @@ from table import OWN, PLAIN, Failed, Figure, against, in_turns, median, millise
 import bare  # noqa: E402
 import life  # noqa: E402
 import output  # noqa: E402
+import port  # noqa: E402
 
 
-NAMES = ("memory", "create", "exec", "stream", "get", *life.NAMES)
+NAMES = ("memory", "create", "exec", "stream", "port", "get", *life.NAMES)
 
 
 class Bench(life.Life):
@@ -136,6 +137,10 @@ class Bench(life.Life):
     def stream(self):
         """1 GiB of output to an attached client: rate, every byte checked, memory of the daemon."""
         yield from output.figures(self)
+
+    def port(self):
+        """HTTP requests to a port of a sandbox: rate and latency, against a bare channel to the same server."""
+        yield from port.figures(self)
 
     def get(self):
         """GET of a sandbox over keep-alive connections, one core for the server and another for the client."""
