@@ -4,17 +4,23 @@
  *   guestctl SOCKET exec [-i] [-t] [-u USER] [-d CWD] [-T TIMEOUT_MS] [-r COUNT] ARGV...
  *   guestctl SOCKET sh TEXT
  *   guestctl SOCKET flood ARGV...            counts and times the output instead of writing it
+ *   guestctl SOCKET forward LOCAL_PORT PORT  connections to the first come out at the second in the guest
  *   guestctl SOCKET read PATH | write PATH | stat PATH | rm PATH | mkdir PATH | sync | quiesce | shutdown
  *
  * Exit status: the command's for exec and sh, else 0, or 1 with the error on standard error. */
+#include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
+#include "base/buf.h"
 #include "base/clock.h"
 #include "base/str.h"
 #include "guest/guest.h"
@@ -308,15 +314,157 @@ static void do_shutdown(struct ctl *c)
     guest_shutdown(c->g, 1000, on_done, c);
 }
 
+/* --- forward --- */
+struct forwarded {
+    struct ctl *ctl;
+    struct guest_conn *conn;
+    struct loop_fd local;
+    struct loop_deferred gone;
+    struct buf in, out; /* from the local end, to it */
+    bool in_ended, out_ended;
+};
+
+static void free_forwarded(void *arg)
+{
+    struct forwarded *f = arg;
+    guest_conn_close(f->conn);
+    buf_finish(&f->in);
+    buf_finish(&f->out);
+    free(f);
+}
+
+static void drop(struct forwarded *f)
+{
+    if (!f->local.active)
+        return;
+    loop_fd_stop(&f->local);
+    (void)close(f->local.fd);
+    loop_defer(f->ctl->loop, &f->gone, free_forwarded, f);
+}
+
+static void local_events(struct forwarded *f)
+{
+    uint32_t events = buf_len(&f->in) || f->in_ended ? 0 : EPOLLIN;
+    loop_fd_events(&f->local, events | (buf_len(&f->out) ? EPOLLOUT : 0));
+}
+
+static void push_local(void *arg)
+{
+    struct forwarded *f = arg;
+    buf_consume(&f->in, guest_conn_push(f->conn, buf_head(&f->in), buf_len(&f->in)));
+    local_events(f);
+}
+
+static void write_local(struct forwarded *f)
+{
+    ssize_t n = 0;
+    while (buf_len(&f->out) && (n = buf_write(&f->out, f->local.fd)) > 0)
+        guest_conn_taken(f->conn, (size_t)n);
+    if (n < 0 && errno != EAGAIN)
+        drop(f);
+    else if (f->out_ended && buf_len(&f->out) == 0)
+        (void)shutdown(f->local.fd, SHUT_WR);
+    if (f->local.active)
+        local_events(f);
+}
+
+static void on_local(struct loop_fd *w, uint32_t events)
+{
+    struct forwarded *f = w->arg;
+    if (events & EPOLLOUT)
+        write_local(f);
+    if (!f->local.active || !(events & (EPOLLIN | EPOLLERR | EPOLLHUP)) || buf_len(&f->in) || f->in_ended)
+        return;
+    ssize_t n = buf_read(&f->in, w->fd, 65536);
+    if (n > 0) {
+        push_local(f);
+    } else if (n == 0) {
+        f->in_ended = true;
+        guest_conn_end(f->conn);
+        local_events(f);
+    } else if (errno != EAGAIN) {
+        drop(f);
+    }
+}
+
+static void on_forward_data(void *arg, const void *data, size_t n)
+{
+    struct forwarded *f = arg;
+    (void)buf_append(&f->out, data, n); /* never more than the window */
+    if (f->local.active)
+        write_local(f);
+}
+
+static void on_forward_end(void *arg)
+{
+    struct forwarded *f = arg;
+    f->out_ended = true;
+    if (f->local.active)
+        write_local(f);
+}
+
+static void on_forward_closed(void *arg, const struct error *err)
+{
+    if (err)
+        (void)fprintf(stderr, "guestctl: %s: %s\n", error_slug(err->code), err->message);
+    drop(arg);
+}
+
+static void on_forward(struct loop_fd *w, uint32_t events)
+{
+    static const struct guest_conn_events conn = {NULL, on_forward_data, on_forward_end, push_local,
+                                                  on_forward_closed};
+    struct ctl *c = w->arg;
+    struct error e = ERROR_INIT;
+    const int yes = 1;
+    uint64_t port = 0;
+    (void)events;
+    int fd = accept4(w->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    struct forwarded *f = fd >= 0 ? calloc(1, sizeof(*f)) : NULL;
+    if (!f)
+        return;
+    f->ctl = c;
+    buf_init(&f->in, 65536);
+    buf_init(&f->out, 262144);
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof(yes));
+    (void)str_to_u64(c->args[1], 1, UINT16_MAX, &port);
+    if (guest_dial(c->g, (uint16_t)port, &conn, f, &f->conn, &e) < 0 ||
+        loop_fd_start(c->loop, &f->local, fd, EPOLLIN, on_local, f, &e) < 0)
+        fail(c, &e);
+}
+
+static void do_forward(struct ctl *c)
+{
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    struct error e = ERROR_INIT;
+    const int yes = 1;
+    uint64_t port = 0;
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    (void)setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
+    if (!c->args[1] || !str_to_u64(c->args[0], 1, UINT16_MAX, &port)) {
+        finish(c, 2);
+        return;
+    }
+    at.sin_port = htons((uint16_t)port);
+    if (bind(fd, (const struct sockaddr *)&at, sizeof(at)) < 0 || listen(fd, 64) < 0) {
+        perror("guestctl");
+        finish(c, 1);
+        return;
+    }
+    if (loop_fd_start(c->loop, &c->input, fd, EPOLLIN, on_forward, c, &e) < 0)
+        fail(c, &e);
+}
+
 static const struct command {
     const char *name;
     unsigned args;
     void (*run)(struct ctl *c);
 } commands[] = {
     {"identify", 0, do_identify}, {"exec", 1, do_exec},       {"sh", 1, do_shell},
-    {"flood", 1, do_flood},       {"read", 1, do_read},       {"write", 1, do_write},
-    {"stat", 1, do_stat},         {"rm", 1, do_rm},           {"mkdir", 1, do_mkdir},
-    {"sync", 0, do_sync},         {"quiesce", 0, do_quiesce}, {"shutdown", 0, do_shutdown},
+    {"flood", 1, do_flood},       {"forward", 2, do_forward}, {"read", 1, do_read},
+    {"write", 1, do_write},       {"stat", 1, do_stat},       {"rm", 1, do_rm},
+    {"mkdir", 1, do_mkdir},       {"sync", 0, do_sync},       {"quiesce", 0, do_quiesce},
+    {"shutdown", 0, do_shutdown},
 };
 
 static void on_ready(struct guest *g, void *arg)
