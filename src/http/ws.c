@@ -3,10 +3,12 @@
 #include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/sockios.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 #include <wslay/wslay.h>
@@ -238,6 +240,14 @@ static bool drain_wslay(struct http_ws *ws)
 
 /* --- closing --- */
 
+/* Whether the peer's TCP has not taken all yet, as that of one who reads at leisure. sweep_connections finds
+ * out when it does not answer at all. */
+static bool unread(const struct http_ws *ws)
+{
+    int left = 0;
+    return ioctl(ws->fd, SIOCOUTQ, &left) == 0 && left > 0;
+}
+
 static void on_ping(struct loop_timer *t)
 {
     struct http_ws *ws = t->arg;
@@ -246,8 +256,8 @@ static void on_ping(struct loop_timer *t)
         ws_end(ws, ws->code);
         return;
     }
-    if (ws->paused)
-        ws->heard = now; /* we do not listen, so it cannot be silent */
+    if (ws->paused || unread(ws))
+        ws->heard = now; /* we do not listen, or what it is asked has not got there: it is not silent */
     if (now - ws->heard >= ws->server->times.silent * CLOCK_NS_PER_MS) {
         ws_end(ws, WSLAY_CODE_ABNORMAL_CLOSURE);
         return;
