@@ -201,6 +201,7 @@ void ports_any(struct http_request *r, void *arg)
     if (!p)
         return;
     p->started = clock_mono_ns();
+    buf_init(&p->head, PORT_HEAD_MAX);
     d->ports->requests++;
     if (start(p, &err) < 0)
         data_call_fail(&p->call, &err);

@@ -395,7 +395,8 @@ void port_ask(struct data_call *c, struct sandbox *sb)
                              : p->repeatable          ? PORT_CONN_ANY
                                                       : PORT_CONN_YOUNG;
     data_call_busy(c, true);
-    loop_timer_init(c->d->config.loop, &p->wait, on_wait, p);
+    if (!p->retried)
+        loop_timer_init(c->d->config.loop, &p->wait, on_wait, p);
     response_finish(&p->answer);
     response_init(&p->answer, p->to_head, p->upgrade);
     buf_init(&p->queue, PORT_QUEUE_MAX);
