@@ -57,6 +57,21 @@ bool str_is_name(const char *s, size_t min, size_t max)
     return true;
 }
 
+bool str_is_domain(const char *s, size_t max)
+{
+    size_t label = 0;
+    for (const char *c = s; *c; c++) {
+        bool letter = (*c >= 'a' && *c <= 'z') || (*c >= '0' && *c <= '9');
+        bool dash = *c == '-' && label > 0 && c[1] && c[1] != '.';
+        if (*c == '.' ? label == 0 || !c[1] : !letter && !dash)
+            return false;
+        label = *c == '.' ? 0 : label + 1;
+        if (label > 63)
+            return false;
+    }
+    return *s && strlen(s) <= max;
+}
+
 void str_hex(const void *data, size_t n, char *to)
 {
     static const char digits[] = "0123456789abcdef";

@@ -17,6 +17,10 @@ bool str_to_u64(const char *s, uint64_t min, uint64_t max, uint64_t *ret);
 /* Whether every one of n bytes is in the set of a regular name: [a-z0-9] first, then also '.', '_', '-'. */
 bool str_is_name(const char *s, size_t min, size_t max);
 
+/* Whether s is a name of hosts, 1 to max bytes: labels of letters, digits and '-', in lower case, with dots
+ * between. */
+bool str_is_domain(const char *s, size_t max);
+
 /* Lower-case hexadecimal of n bytes; to must hold 2n+1. */
 void str_hex(const void *data, size_t n, char *to);
 

@@ -1,4 +1,5 @@
 /* str, id, clock and log. */
+#include "base/cleanup.h"
 #include "unit.h"
 
 #include <fcntl.h>
@@ -167,11 +168,37 @@ static void test_log_lines_stay_lines(void **state)
     assert_false(log_level_parse("loud", &level));
 }
 
+static void test_domains(void **state)
+{
+    (void)state;
+    static const char *const right[] = {"localhost", "a.b", "sandboxes.example.com", "x-1.y2"};
+    static const char *const wrong[] = {"",  ".",   ".a",  "a.",  "a..b", "-a", "a-",  "a-.b",
+                                        "A", "a_b", "a b", "a:1", "a/b",  "*",  "a,b", "\xc3\xa4.de"};
+    for (size_t i = 0; i < ARRAY_LEN(right); i++)
+        assert_true(str_is_domain(right[i], 200));
+    for (size_t i = 0; i < ARRAY_LEN(wrong); i++)
+        if (str_is_domain(wrong[i], 200))
+            fail_msg("%s is taken for a domain", wrong[i]);
+    char label[80];
+    memset(label, 'a', 64);
+    label[64] = '\0';
+    assert_false(str_is_domain(label, 200));
+    label[63] = '\0';
+    assert_true(str_is_domain(label, 200));
+    assert_true(str_is_domain(label, 63));
+    assert_false(str_is_domain(label, 62));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_copy_and_numbers),     cmocka_unit_test(test_hex), cmocka_unit_test(test_utf8),
-        cmocka_unit_test(test_names_and_prefixes),   cmocka_unit_test(test_ids), cmocka_unit_test(test_times),
+        cmocka_unit_test(test_domains),
+        cmocka_unit_test(test_copy_and_numbers),
+        cmocka_unit_test(test_hex),
+        cmocka_unit_test(test_utf8),
+        cmocka_unit_test(test_names_and_prefixes),
+        cmocka_unit_test(test_ids),
+        cmocka_unit_test(test_times),
         cmocka_unit_test(test_log_lines_stay_lines),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
