@@ -27,6 +27,3 @@ void data_destroy(struct data *d); /* before sessions and http; NULL is accepted
 
 /* Adds its counters to GET /metrics. */
 void data_metrics(const struct data *d, struct buf *to);
-
-/* Whether text may be data_config.domain: labels of letters, digits and '-', in lower case, or "". */
-bool data_domain_valid(const char *text);

@@ -4,7 +4,6 @@
 #include <strings.h>
 
 #include "base/str.h"
-#include "data/data.h"
 
 #define PREFIX "/v1/sandboxes/"
 #define MIDDLE "/ports/"
@@ -180,19 +179,4 @@ void port_token_cut(char *target, char token[PORTS_TOKEN_MAX])
     if (found && to > query && (to[-1] == '&' || to == query + 1))
         to--;
     *to = '\0';
-}
-
-bool data_domain_valid(const char *text)
-{
-    size_t label = 0;
-    for (const char *c = text; *c; c++) {
-        bool letter = (*c >= 'a' && *c <= 'z') || (*c >= '0' && *c <= '9');
-        bool dash = *c == '-' && label > 0 && c[1] && c[1] != '.';
-        if (*c == '.' ? label == 0 || !c[1] : !letter && !dash)
-            return false;
-        label = *c == '.' ? 0 : label + 1;
-        if (label > 63)
-            return false;
-    }
-    return strlen(text) <= PORTS_DOMAIN_MAX;
 }

@@ -11,6 +11,7 @@
 
 #define DEFAULT_FILE "/etc/space/spaced.conf"
 #define FILE_MAX_BYTES 65536
+#define DOMAIN_MAX 200 /* with a port and a sandbox in front of it, it has to fit into a host name */
 
 enum kind { TEXT, NUMBER, CHOICE, PATH };
 
@@ -85,6 +86,12 @@ static const struct key keys[] = {
     {"journal_sandbox_mib", NUMBER, AT(journal_sandbox_mib), "1024", 1, 16777216, NULL,
      "output kept of all processes of a sandbox together"},
     {"token_ttl_s", NUMBER, AT(token_ttl_s), "3600", 10, 2592000, NULL, "life of a session token"},
+    {"domain", TEXT, AT(domain), "localhost", 0, 0, NULL,
+     "hosts PORT-SANDBOX.DOMAIN are ports of sandboxes; empty: only paths are"},
+    {"max_tunnels", NUMBER, AT(max_tunnels), "1024", 1, 65536, NULL,
+     "upgraded connections to ports of sandboxes at once"},
+    {"port_timeout_s", NUMBER, AT(port_timeout_s), "60", 1, 86400, NULL,
+     "how long a port of a sandbox may take to begin an answer"},
 };
 
 static char *text_at(struct config *c, const struct key *k)
@@ -300,6 +307,10 @@ int config_check(const struct config *c, struct error *err)
             err, ERROR_INVALID, "listen",
             "--dev binds loopback only, and listen is %s; without --dev make keys with `space key create`",
             c->listen);
+    if (*c->domain && !str_is_domain(c->domain, DOMAIN_MAX))
+        return error_field(
+            err, ERROR_INVALID, "domain",
+            "domain is \"%.100s\"; it must be a name like sandboxes.example.com, in lower case", c->domain);
     /* Refused before anything of the host has been taken. */
     if (config_engine(c) == VM_ENGINE_FIRECRACKER)
         return error_field(err, ERROR_UNSUPPORTED, "engine",

@@ -46,6 +46,9 @@ struct config {
     uint64_t journal_mib;
     uint64_t journal_sandbox_mib;
     uint64_t token_ttl_s;
+    char domain[CONFIG_TEXT_MAX];
+    uint64_t max_tunnels;
+    uint64_t port_timeout_s;
     bool dev;
 };
 

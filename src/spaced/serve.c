@@ -243,6 +243,13 @@ static int open_http(struct daemon *d, struct error *err)
     return http_create(d->loop, &config, &d->http, err);
 }
 
+static void port_metrics(void *arg, struct buf *to)
+{
+    const struct daemon *d = arg;
+    if (d->data)
+        data_metrics(d->data, to);
+}
+
 static int open_api(struct daemon *d, struct error *err)
 {
     int rc = host_report_create(d->loop, d->h, &d->host_report, err);
@@ -261,6 +268,8 @@ static int open_api(struct daemon *d, struct error *err)
         .keys = d->keys,
         .doctor = host_report_json,
         .doctor_arg = d->host_report,
+        .metrics = port_metrics,
+        .metrics_arg = d,
         .kernel_release = d->h->image.kernel_release,
     };
     return api_create(&config, &d->api, err);
@@ -285,6 +294,9 @@ static int open_data(struct daemon *d, struct error *err)
         .sessions = d->sessions,
         .public_url = *public_url ? public_url : d->url,
         .wake_ms = (unsigned)d->h->config.wake_timeout_s * 1000,
+        .domain = d->h->config.domain,
+        .tunnels_max = (unsigned)d->h->config.max_tunnels,
+        .port_answer_s = (unsigned)d->h->config.port_timeout_s,
     };
     return data_create(&config, &d->data, err);
 }

@@ -1,7 +1,6 @@
 /* Which port of which sandbox a path or a host names, and tokens that are cut out of addresses. */
 #include "base/cleanup.h"
 #include "base/str.h"
-#include "data/data.h"
 #include "data/ports_address.h"
 #include "unit.h"
 
@@ -192,25 +191,6 @@ static void cuts_the_token(void **state)
     free(longest);
 }
 
-static void knows_domains(void **state)
-{
-    (void)state;
-    static const char *const right[] = {"", "localhost", "a.b", "sandboxes.example.com", "x-1.y2"};
-    static const char *const wrong[] = {".",   ".a",  "a.",  "a..b", "-a", "a-",  "a-.b",       "A",
-                                        "a_b", "a b", "a:1", "a/b",  "*",  "a,b", "\xc3\xa4.de"};
-    for (size_t i = 0; i < ARRAY_LEN(right); i++)
-        assert_true(data_domain_valid(right[i]));
-    for (size_t i = 0; i < ARRAY_LEN(wrong); i++)
-        if (data_domain_valid(wrong[i]))
-            fail_msg("%s is taken for a domain", wrong[i]);
-    char label[80];
-    memset(label, 'a', 64);
-    label[64] = '\0';
-    assert_false(data_domain_valid(label));
-    label[63] = '\0';
-    assert_true(data_domain_valid(label));
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -219,7 +199,7 @@ int main(void)
         cmocka_unit_test(leaves_what_is_not_a_port),
         cmocka_unit_test(says_what_is_wrong),
         cmocka_unit_test(cuts_the_token),
-        cmocka_unit_test(knows_domains),
+
     };
     id_new("sb", id);
     return cmocka_run_group_tests(tests, NULL, NULL);

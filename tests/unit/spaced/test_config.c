@@ -1,3 +1,4 @@
+#include "base/cleanup.h"
 #include "unit.h"
 
 #include <fcntl.h>
@@ -116,6 +117,16 @@ static void test_dev_refuses_other_addresses(void **state)
     assert_int_equal(config_check(&c, &err), ERROR_INVALID);
     assert_non_null(strstr(err.message, "ADDRESS:PORT"));
     assert_ok(config_set(&c, "listen", "[::1]:0", &err), &err);
+    static const char *const no_domains[] = {"a_b", "A.example", ".example", "example.", "a b", "a:1"};
+    for (size_t i = 0; i < ARRAY_LEN(no_domains); i++) {
+        assert_ok(config_set(&c, "domain", no_domains[i], &err), &err);
+        assert_int_equal(config_check(&c, &err), ERROR_INVALID);
+        assert_string_equal(err.field, "domain");
+    }
+    assert_ok(config_set(&c, "domain", "", &err), &err);
+    assert_ok(config_check(&c, &err), &err);
+    assert_ok(config_set(&c, "domain", "sandboxes.example.com", &err), &err);
+    assert_ok(config_check(&c, &err), &err);
     c.default_vcpus = 8;
     assert_int_equal(config_check(&c, &err), ERROR_INVALID);
 }
