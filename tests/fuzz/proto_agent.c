@@ -1,8 +1,8 @@
-/* Fuzz target: the agent's end of the link, with everything behind it, but for starting processes: those are
- * refused as the limit has been reached. What the host sends is wrapped into frames of the right epoch, as
- * nearly all random bytes would die at the header otherwise. Each piece of input: type, flags, channel,
- * length (2 bytes), payload. Connections are made within a network of its own, where a server stands at port
- * 80; where there can be none, there are no connections. */
+/* Fuzz target: the agent's end of the link, with everything behind it, but for starting processes and work on
+ * files: those are refused as their limits have been reached. What the host sends is wrapped into frames of
+ * the right epoch, as nearly all random bytes would die at the header otherwise. Each piece of input: type,
+ * flags, channel, length (2 bytes), payload. Connections are made within a network of its own, where a server
+ * stands at port 80; where there can be none, there are no connections. */
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <net/if.h>
@@ -94,12 +94,9 @@ static size_t put_piece(struct buf *to, const uint8_t *p, size_t n)
         return 1;
     }
     length = length < n - 5 ? length : n - 5;
-    /* No processes, files or shutdown for real: their messages are covered by proto_codec and the unit tests.
-     */
+    /* No identity or shutdown for real: their messages are covered by proto_codec and the unit tests. */
     uint8_t type =
-        p[0] == PROTO_FILE || p[0] == PROTO_SYNCFS || p[0] == PROTO_IDENTIFY || p[0] == PROTO_SHUTDOWN
-            ? PROTO_ATTACH
-            : p[0];
+        p[0] == PROTO_SYNCFS || p[0] == PROTO_IDENTIFY || p[0] == PROTO_SHUTDOWN ? PROTO_ATTACH : p[0];
     if (type == PROTO_DIAL && listener < 0)
         type = PROTO_ATTACH;
     proto_header_put(header, type, p[1], (uint32_t)length, p[2], tag);
@@ -142,6 +139,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (agent_init(&agent, &config) < 0)
         abort();
     agent.process_count = PROTO_PROCESSES_MAX;
+    agent.file_count = PROTO_FILES_MAX;
     buf_init(&in, 4 << 20);
     put_sync(&in);
     for (size_t at = 0; at < size;) {

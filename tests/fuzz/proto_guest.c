@@ -1,5 +1,6 @@
 /* Fuzz target: the host's end against a hostile guest. The input is what the guest sends, wrapped into frames
- * of the current epoch; the host has a process, files and a connection under way. */
+ * of the current epoch; the host has a process, files, a listing, a watch
+ * and a connection under way. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,7 +17,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 struct world {
     struct guest *g;
     struct guest_process *p;
-    struct guest_file *read, *write;
+    struct guest_file *read, *write, *list, *watch;
+    unsigned entries, listed, watched;
+    bool watches;
+    uint64_t told; /* bytes of changes, of which half are taken */
+    char last[PROTO_PATH_MAX];
+    size_t last_n;
     struct guest_conn *conn;
     uint64_t at[2], came, taken;
     unsigned exited, answered, opened, ended, closed;
@@ -75,6 +81,54 @@ static void on_written(void *arg, const struct error *err, const struct guest_st
     ((struct world *)arg)->answered++;
 }
 
+#define LIST_LIMIT 5
+
+static void on_entry(void *arg, const struct guest_entry *e)
+{
+    struct world *w = arg;
+    bool same = e->name_n == w->last_n && memcmp(e->name, w->last, e->name_n) == 0;
+    if (w->listed || ++w->entries > LIST_LIMIT || same || e->name_n == 0 || e->name_n >= PROTO_PATH_MAX ||
+        memchr(e->name, 0, e->name_n) || e->name[0] == '/' || e->link_n >= PROTO_PATH_MAX)
+        abort();
+    memcpy(w->last, e->name, e->name_n);
+    w->last_n = e->name_n;
+}
+
+static void on_listed(void *arg, const struct error *err)
+{
+    struct world *w = arg;
+    (void)err;
+    if (w->listed++)
+        abort();
+}
+
+static void on_watching(void *arg)
+{
+    struct world *w = arg;
+    if (w->watches)
+        abort();
+    w->watches = true;
+}
+
+static void on_change(void *arg, const struct guest_change *c)
+{
+    struct world *w = arg;
+    w->told += c->size;
+    if (!w->watches || w->watched || (c->kind == GUEST_CHANGE_MOVED) != (c->to_n > 0) ||
+        w->told > 2 * PROTO_OUTPUT_WINDOW + w->told / 2 + PROTO_RECORD_MAX)
+        abort();
+    if (c->size & 1)
+        guest_file_taken(w->watch, c->size);
+}
+
+static void on_watched(void *arg, const struct error *err)
+{
+    struct world *w = arg;
+    (void)err;
+    if (w->watched++)
+        abort();
+}
+
 static void on_opened(void *arg)
 {
     struct world *w = arg;
@@ -117,6 +171,8 @@ static void begin(struct world *w, struct loop *l)
     static const struct guest_read_events reads = {NULL, on_data, on_done};
     static const struct guest_write_events writes = {NULL, on_written};
     static const struct guest_conn_events conn = {on_opened, on_came, on_end, NULL, on_closed};
+    static const struct guest_list_events lists = {on_entry, on_listed};
+    static const struct guest_watch_events watches = {on_watching, on_change, on_watched};
     struct guest_config config = {.socket_path = "/nonexistent/port", .sandbox_id = "sb_fuzz"};
     struct guest_exec x = {.process_id = "pr_fuzz", .argv = (const char *const[]){"x", NULL}};
     struct guest_write f = {.path = "/x"};
@@ -132,7 +188,9 @@ static void begin(struct world *w, struct loop *l)
     if (guest_process_start(w->g, &x, &process, w, &w->p, &e) < 0 ||
         guest_file_read(w->g, NULL, "/r", 0, 100, &reads, w, &w->read, &e) < 0 ||
         guest_file_write(w->g, &f, &writes, w, &w->write, &e) < 0 ||
-        guest_dial(w->g, 80, &conn, w, &w->conn, &e) < 0)
+        guest_dial(w->g, 80, &conn, w, &w->conn, &e) < 0 ||
+        guest_file_list(w->g, NULL, "/l", 2, NULL, LIST_LIMIT, &lists, w, &w->list, &e) < 0 ||
+        guest_file_watch(w->g, NULL, "/w", true, &watches, w, &w->watch, &e) < 0)
         abort();
     (void)guest_conn_push(w->conn, "a request", 9);
     guest_conn_pump(w->conn);
@@ -167,6 +225,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         guest_process_pump(w.p);
         guest_file_pump(w.write);
         guest_file_pump(w.read);
+        guest_file_pump(w.list);
+        guest_file_pump(w.watch);
         if (w.ended)
             guest_conn_end(w.conn);
         guest_conn_pump(w.conn);
@@ -175,6 +235,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     guest_process_release(w.p);
     guest_file_close(w.read);
     guest_file_close(w.write);
+    guest_file_close(w.list);
+    guest_file_close(w.watch);
     guest_conn_close(w.conn);
     guest_destroy(w.g);
     return 0;
