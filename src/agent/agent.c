@@ -359,6 +359,7 @@ void agent_turn(struct agent *a, int max_wait_ms)
         link_read(&a->link);
         pump(a);
     }
+    cgroups_settle(&a->cgroups);
     if (n == 0 && a->untidy)
         a->untidy = cgroups_tidy(&a->cgroups);
     process_free_dead(a);

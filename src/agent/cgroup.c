@@ -17,6 +17,19 @@
 #define REMOVE_AFTER_MS 200
 #define REMOVE_AT_ONCE 16
 
+/* What a file says in a group that is as good as new: nobody in it, no groups below it, not frozen, and no
+ * traces of the command before. */
+static const struct {
+    const char *name, *as_new;
+} files[CGROUP_FILES] = {
+    [CGROUP_EVENTS] = {"cgroup.events", "populated 0\nfrozen 0\n"},
+    [CGROUP_STAT] = {"cgroup.stat", "nr_descendants 0\n"},
+    [CGROUP_MEMORY_EVENTS] = {"memory.events", "\noom_kill 0\n"},
+    [CGROUP_MEMORY_MAX] = {"memory.max", "max\n"},
+    [CGROUP_PIDS_MAX] = {"pids.max", "max\n"},
+    [CGROUP_CPU_MAX] = {"cpu.max", "max "},
+};
+
 static void name_of(unsigned number, char name[NAME_SIZE])
 {
     (void)snprintf(name, NAME_SIZE, "space-%u", number);
@@ -28,16 +41,42 @@ static bool write_to(int dir, const char *file, const char *text)
     return fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text);
 }
 
-static int make(struct cgroups *c, unsigned *ret_number)
+struct cgroup cgroup_none(void)
+{
+    struct cgroup g = {.fd = -1};
+    for (int i = 0; i < CGROUP_FILES; i++)
+        g.files[i] = -1;
+    return g;
+}
+
+static struct cgroup take(struct cgroup *g)
+{
+    struct cgroup taken = *g;
+    *g = cgroup_none();
+    return taken;
+}
+
+static void leave(struct cgroup *g)
+{
+    for (int i = 0; i < CGROUP_FILES; i++)
+        if (g->files[i] >= 0)
+            (void)close(g->files[i]);
+    if (g->fd >= 0)
+        (void)close(g->fd);
+    *g = cgroup_none();
+}
+
+static struct cgroup make(struct cgroups *c)
 {
     char name[NAME_SIZE];
+    struct cgroup g = cgroup_none();
     if (c->root < 0)
-        return -1;
-    name_of(++c->next_number, name);
-    if (mkdirat(c->root, name, 0755) < 0 && errno != EEXIST)
-        return -1;
-    *ret_number = c->next_number;
-    return openat(c->root, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        return g;
+    g.number = ++c->next_number;
+    name_of(g.number, name);
+    if (mkdirat(c->root, name, 0755) == 0 || errno == EEXIST)
+        g.fd = openat(c->root, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    return g;
 }
 
 /* cpu: a command's share does not grow with its processes. */
@@ -52,7 +91,7 @@ static void enable_controllers(int dir)
 void cgroups_init(struct cgroups *c, int top_fd)
 {
     AUTO_CLOSE int top = top_fd;
-    *c = (struct cgroups){.root = -1, .spare = -1, .used = -1};
+    *c = (struct cgroups){.root = -1, .spare = cgroup_none(), .used = cgroup_none()};
     if (top < 0)
         return;
     enable_controllers(top);
@@ -61,23 +100,46 @@ void cgroups_init(struct cgroups *c, int top_fd)
     if (c->root < 0)
         return;
     enable_controllers(c->root);
-    c->spare = make(c, &c->spare_number);
+    c->spare = make(c);
 }
 
 void cgroups_finish(struct cgroups *c)
 {
-    if (c->spare >= 0)
-        (void)close(c->spare);
-    if (c->used >= 0)
-        (void)close(c->used);
+    leave(&c->spare);
+    leave(&c->used);
     if (c->root >= 0)
         (void)close(c->root);
-    c->spare = c->used = c->root = -1;
+    c->root = -1;
 }
 
-bool cgroup_kill(const struct cgroup *g)
+/* The text of one of the files kept open. */
+static bool look_at(struct cgroup *g, enum cgroup_file file, char *to, size_t size)
 {
+    int *fd = &g->files[file];
+    if (*fd < 0)
+        *fd = openat(g->fd, files[file].name, O_RDONLY | O_CLOEXEC);
+    ssize_t n = *fd >= 0 ? pread(*fd, to, size - 1, 0) : -1;
+    to[n > 0 ? n : 0] = '\0';
+    return n > 0;
+}
+
+static bool says(struct cgroup *g, enum cgroup_file file, const char *text)
+{
+    char is[512];
+    return look_at(g, file, is, sizeof(is)) && strstr(is, text);
+}
+
+bool cgroup_kill(struct cgroup *g)
+{
+    /* The usual end: the main process was all there was, and has been reaped. */
+    if (g->fd >= 0 && says(g, CGROUP_EVENTS, "populated 0\n"))
+        return true;
     return g->fd >= 0 && write_to(g->fd, "cgroup.kill", "1");
+}
+
+bool cgroups_kill(const struct cgroups *c)
+{
+    return c->root >= 0 && write_to(c->root, "cgroup.kill", "1");
 }
 
 static ssize_t read_from(int dir, const char *file, char *to, size_t size)
@@ -102,78 +164,80 @@ bool cgroup_signal(const struct cgroup *g, int signal)
     return true;
 }
 
-bool cgroup_oom(const struct cgroup *g)
+bool cgroup_oom(struct cgroup *g)
 {
-    char text[1024];
-    if (g->fd < 0 || read_from(g->fd, "memory.events", text, sizeof(text)) <= 0)
+    char text[512];
+    if (g->fd < 0 || !look_at(g, CGROUP_MEMORY_EVENTS, text, sizeof(text)))
         return false;
     const char *at = strstr(text, "\noom_kill ");
     return at && at[sizeof("\noom_kill ") - 1] != '0';
 }
 
-static void bury(struct cgroups *c, int fd, unsigned number)
+static void bury(struct cgroups *c, struct cgroup *g)
 {
-    (void)close(fd);
     if (c->dead_count < CGROUP_DEAD_MAX)
-        c->dead[c->dead_count++] = number;
+        c->dead[c->dead_count++] = g->number;
+    leave(g);
 }
 
-static bool says(int dir, const char *file, const char *text)
+/* The command before ran as root, perhaps, and could set what it liked. */
+static bool as_new(struct cgroup *g)
 {
-    char is[512];
-    return read_from(dir, file, is, sizeof(is)) > 0 && strstr(is, text);
-}
-
-/* Nobody in it, no groups below it, not frozen, and no traces of the command before: it ran as root, perhaps,
- * and could set what it liked. */
-static bool as_new(int dir)
-{
-    const struct cgroup g = {dir, 0};
-    return says(dir, "cgroup.events", "populated 0\nfrozen 0\n") &&
-           says(dir, "cgroup.stat", "nr_descendants 0\n") && says(dir, "memory.max", "max\n") &&
-           says(dir, "pids.max", "max\n") && !cgroup_oom(&g);
+    int i = 0;
+    while (i < CGROUP_FILES && says(g, (enum cgroup_file)i, files[i].as_new))
+        i++;
+    return i == CGROUP_FILES;
 }
 
 /* The group used before, if it is as good as a new one; else it goes. */
-static int take_used(struct cgroups *c, unsigned *ret_number)
+static struct cgroup take_used(struct cgroups *c)
 {
-    int fd = TAKE_FD(c->used);
-    if (fd < 0)
-        return -1;
-    if (as_new(fd)) {
-        *ret_number = c->used_number;
-        return fd;
-    }
-    bury(c, fd, c->used_number);
-    return -1;
+    bool fresh = c->used.fd >= 0 && (c->fresh || as_new(&c->used));
+    if (c->used.fd >= 0 && !fresh)
+        bury(c, &c->used);
+    c->look = c->fresh = false;
+    return take(&c->used);
 }
 
 struct cgroup cgroup_take(struct cgroups *c)
 {
-    struct cgroup g = {TAKE_FD(c->spare), c->spare_number};
+    struct cgroup g = c->fresh ? take_used(c) : take(&c->spare);
     if (g.fd < 0)
-        g.fd = take_used(c, &g.number);
-    if (g.fd < 0)
-        g.fd = make(c, &g.number);
-    return g;
+        g = take_used(c);
+    return g.fd < 0 ? make(c) : g;
+}
+
+void cgroup_replace(struct cgroups *c, struct cgroup *g)
+{
+    bury(c, g);
+    *g = make(c);
 }
 
 void cgroup_drop(struct cgroups *c, struct cgroup *g)
 {
-    int fd = TAKE_FD(g->fd);
-    if (fd < 0)
+    if (g->fd < 0)
         return;
-    if (c->used >= 0) {
-        bury(c, fd, g->number);
+    if (c->used.fd >= 0) {
+        bury(c, g);
         return;
     }
-    c->used = fd;
-    c->used_number = g->number;
+    c->used = take(g);
+    c->look = true;
+    c->fresh = false;
+}
+
+void cgroups_settle(struct cgroups *c)
+{
+    if (!c->look)
+        return;
+    c->look = false;
+    /* What is left in it may still be dying: there is a second look when it is needed. */
+    c->fresh = as_new(&c->used);
 }
 
 int cgroups_tidy_after_ms(const struct cgroups *c)
 {
-    return c->spare < 0 || c->dead_count > CGROUP_DEAD_MAX / 4 ? SPARE_AFTER_MS : REMOVE_AFTER_MS;
+    return c->spare.fd < 0 || c->dead_count > CGROUP_DEAD_MAX / 4 ? SPARE_AFTER_MS : REMOVE_AFTER_MS;
 }
 
 /* Removes some dead groups; false when one is still in use. */
@@ -193,10 +257,10 @@ bool cgroups_tidy(struct cgroups *c)
 {
     if (c->root < 0)
         return false;
-    if (c->spare >= 0)
+    if (c->spare.fd >= 0)
         return remove_dead(c);
-    c->spare = take_used(c, &c->spare_number);
-    if (c->spare < 0)
-        c->spare = make(c, &c->spare_number);
+    c->spare = take_used(c);
+    if (c->spare.fd < 0)
+        c->spare = make(c);
     return c->dead_count > 0;
 }

@@ -133,12 +133,11 @@ void freeze_link_down(struct agent *a)
 
 bool freeze_kill(struct agent *a)
 {
-    const struct cgroup all = {a->cgroups.root, 0};
     if (!freeze_is_on(a))
         return false;
     if (a->freeze.state == FREEZE_UNDER_WAY)
         answer(a, FREEZE_DONE, ERROR_CONFLICT, "the sandbox is shutting down");
-    if (!cgroup_kill(&all) && a->init)
+    if (!cgroups_kill(&a->cgroups) && a->init)
         (void)kill(-1, SIGKILL);
     return true;
 }

@@ -23,7 +23,8 @@ struct job {
     char **env;                   /* owned array, borrowed strings */
     char *defaults[DEFAULTS_MAX]; /* owned strings */
     const char *path;
-    int child[3]; /* owned: the process's ends */
+    int child[3]; /* owned: the process's ends, but for the agent's own */
+    int null;     /* /dev/null */
     int near[3];  /* owned: the agent's ends; [0] for writing */
     bool pty;
 };
@@ -35,7 +36,7 @@ static void job_finish(struct job *j)
     for (size_t i = 0; i < DEFAULTS_MAX; i++)
         free(j->defaults[i]);
     for (int i = 0; i < 3; i++) {
-        if (j->child[i] >= 0)
+        if (j->child[i] >= 0 && j->child[i] != j->null)
             (void)close(j->child[i]);
         if (j->near[i] >= 0)
             (void)close(j->near[i]);
@@ -137,7 +138,7 @@ static int make_pipes(struct agent *a, struct process *p, struct job *j, bool wi
     if (with_stdin)
         (void)make_pipe(&j->child[0], &j->near[0], 1);
     else
-        j->child[0] = fcntl(a->null, F_DUPFD_CLOEXEC, 3);
+        j->child[0] = a->null;
     (void)make_pipe(&j->near[1], &j->child[1], 0);
     (void)make_pipe(&j->near[2], &j->child[2], 0);
     for (int i = 0; i < 3; i++)
@@ -175,10 +176,9 @@ static int prepare(struct agent *a, struct process *p, struct job *j, const stru
 {
     uint32_t flags = proto_get_u32(f, PROTO_F_FLAGS, 0);
     const char *who = proto_get_string(f, PROTO_F_USER, "root");
-    AUTO_CLOSE int etc = open("/etc", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (flags & ~(uint32_t)(PROTO_EXEC_STDIN | PROTO_EXEC_PTY))
         return refuse(p, "a flag that this agent does not know");
-    if (user_find_cached(&a->users, etc, who, &j->user) < 0) {
+    if (user_find_cached(&a->users, "/etc", who, &j->user) < 0) {
         (void)snprintf(p->message, sizeof(p->message), "there is no user '%.64s'", who);
         return -1;
     }
@@ -190,7 +190,7 @@ static int prepare(struct agent *a, struct process *p, struct job *j, const stru
 
 int launch(struct agent *a, struct process *p, const struct proto_fields *f)
 {
-    CLEANUP(job_finish) struct job j = {.child = {-1, -1, -1}, .near = {-1, -1, -1}};
+    CLEANUP(job_finish) struct job j = {.child = {-1, -1, -1}, .near = {-1, -1, -1}, .null = a->null};
     size_t ring = a->process_count <= LARGE_PROCESSES ? RING_LARGE : RING_SMALL;
     if (prepare(a, p, &j, f) < 0)
         return -1;
@@ -206,9 +206,15 @@ int launch(struct agent *a, struct process *p, const struct proto_fields *f)
         .cgroup = p->group.fd,
     };
     pid_t pid = spawn_process(&s, p->message, sizeof(p->message));
+    if (pid == SPAWN_UNBORN && p->group.fd >= 0) { /* removed by the guest, or told to take no processes */
+        cgroup_replace(&a->cgroups, &p->group);
+        s.cgroup = p->group.fd;
+        pid = spawn_process(&s, p->message, sizeof(p->message));
+    }
     if (pid < 0)
         return -1;
     p->pid = pid;
+    p->message[0] = '\0';
     in_init(&p->in, TAKE_FD(j.near[0]), PROTO_STDIN_WINDOW, j.pty);
     out_init(&p->out[0], PROTO_STDOUT, TAKE_FD(j.near[1]), ring);
     out_init(&p->out[1], PROTO_STDERR, TAKE_FD(j.near[2]), ring);

@@ -241,7 +241,7 @@ static struct process *create(struct agent *a, const char *id)
     memset(p, 0, sizeof(*p));
     p->agent = a;
     p->terminal = -1;
-    p->group.fd = -1;
+    p->group = cgroup_none();
     (void)str_copy(p->id, sizeof(p->id), id);
     in_init(&p->in, -1, PROTO_STDIN_WINDOW, false);
     for (int i = 0; i < 2; i++)

@@ -3,13 +3,12 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/sched.h>
-#include <sched.h>
+#include <linux/sched/types.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -37,7 +36,8 @@ static int place_fds(const struct spawn *s)
 {
     int moved[3];
     for (int i = 0; i < 3; i++) {
-        moved[i] = fcntl(s->fds[i], F_DUPFD_CLOEXEC, CHILD_FDS_FROM);
+        bool away = s->fds[i] > 2; /* of where they are to be */
+        moved[i] = away ? s->fds[i] : fcntl(s->fds[i], F_DUPFD_CLOEXEC, CHILD_FDS_FROM);
         if (moved[i] < 0)
             return -1;
     }
@@ -52,9 +52,9 @@ static void reset_inherited(void)
     struct sigaction dfl = {.sa_handler = SIG_DFL};
     sigset_t none;
     sigemptyset(&none);
-    const struct sched_param normal = {0};
-    (void)sched_setscheduler(0, SCHED_OTHER, &normal); /* the agent itself runs as a batch, see main.c */
-    (void)setpriority(PRIO_PROCESS, 0, 0);
+    struct sched_attr normal = {.size = sizeof(normal), .sched_policy = SCHED_NORMAL};
+    /* The agent itself is a batch of high priority, see main.c. */
+    (void)syscall(SYS_sched_setattr, 0, &normal, 0);
     (void)sigaction(SIGPIPE, &dfl, NULL);
     (void)sigprocmask(SIG_SETMASK, &none, NULL);
 }
@@ -212,5 +212,5 @@ pid_t spawn_process(const struct spawn *s, char *ret_why, size_t why_size)
         c.stage = STAGE_FDS;
     }
     explain(&c, ret_why, why_size);
-    return -1;
+    return pid < 0 ? SPAWN_UNBORN : -1;
 }

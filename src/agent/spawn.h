@@ -20,5 +20,8 @@ struct spawn {
     int cgroup; /* directory of the group it is born into; -1: none */
 };
 
-/* Returns the pid, or -1 with *ret_why: what failed and why, with the name. */
+#define SPAWN_UNBORN (-2)
+
+/* Returns the pid, or -1 with *ret_why: what failed and why, with the name. SPAWN_UNBORN likewise: there was
+ * not even a process that could fail, which the group may be the cause of. */
 pid_t spawn_process(const struct spawn *s, char *ret_why, size_t why_size);

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -213,17 +214,25 @@ static bool settled(const struct stat *st, time_t now)
     return st->st_ctim.tv_sec < now - 1;
 }
 
-int user_find_cached(struct user_cache *c, int etc_fd, const char *who, struct user *ret)
+static bool look(const char *etc, const char *name, struct stat *ret)
+{
+    char path[64];
+    int n = snprintf(path, sizeof(path), "%s/%s", etc, name);
+    return n > 0 && (size_t)n < sizeof(path) && stat(path, ret) == 0;
+}
+
+int user_find_cached(struct user_cache *c, const char *etc, const char *who, struct user *ret)
 {
     struct stat passwd;
     struct stat group;
-    bool known = fstatat(etc_fd, "passwd", &passwd, 0) == 0 && fstatat(etc_fd, "group", &group, 0) == 0;
+    bool known = look(etc, "passwd", &passwd) && look(etc, "group", &group);
     if (known && c->valid && strcmp(c->who, who) == 0 && same_file(&c->passwd, &passwd) &&
         same_file(&c->group, &group)) {
         *ret = c->user;
         return 0;
     }
     c->valid = false;
+    AUTO_CLOSE int etc_fd = open(etc, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (user_find(etc_fd, who, ret) < 0)
         return -1;
     time_t now = time(NULL);

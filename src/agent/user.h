@@ -45,9 +45,10 @@ struct user_cache {
     struct user user;
 };
 
-/* user_find, without reading the files when they are those of the call before. Files changed within the last
- * second are read: a second change might not show in their times. */
-int user_find_cached(struct user_cache *c, int etc_fd, const char *who, struct user *ret);
+/* user_find in the directory of that (short) path, without opening anything when its files are those of the
+ * call before. Files changed within the last second are read: a second change might not show in their times.
+ */
+int user_find_cached(struct user_cache *c, const char *etc, const char *who, struct user *ret);
 
 /* Makes this process that user for good. 0 or -1 with errno. Raw system calls only: may be used by a child
  * that shares its parent's memory. */

@@ -117,7 +117,7 @@ static void remembered_until_a_file_changes(void **state)
     const char two[] = "me:x:1001:100::/home/me:/bin/sh\n";
     put("passwd", one, strlen(one));
     put("group", "g:x:100:\n", 9);
-    assert_int_equal(user_find_cached(&c, etc, "me", &u), 0);
+    assert_int_equal(user_find_cached(&c, dir, "me", &u), 0);
     assert_int_equal(u.uid, 1000);
     assert_false(c.valid); /* the files are too young to be known by their times */
     /* As if they had been old: the mark shows whose answer it is. */
@@ -127,13 +127,13 @@ static void remembered_until_a_file_changes(void **state)
     c.user = u;
     c.user.uid = 77;
     c.valid = true;
-    assert_int_equal(user_find_cached(&c, etc, "me", &u), 0);
+    assert_int_equal(user_find_cached(&c, dir, "me", &u), 0);
     assert_int_equal(u.uid, 77);
-    assert_int_equal(user_find_cached(&c, etc, "you", &u), -1); /* another name is looked up */
+    assert_int_equal(user_find_cached(&c, dir, "you", &u), -1); /* another name is looked up */
     c.valid = true;
     (void)unlinkat(etc, "passwd", 0);
     put("passwd", two, strlen(two));
-    assert_int_equal(user_find_cached(&c, etc, "me", &u), 0);
+    assert_int_equal(user_find_cached(&c, dir, "me", &u), 0);
     assert_int_equal(u.uid, 1001);
     assert_false(c.valid);
 }
