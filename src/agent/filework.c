@@ -240,14 +240,9 @@ static int become(const struct file_job *j)
     return 0;
 }
 
-static int unsupported(const struct file_job *j)
-{
-    return work_refused(j, ERROR_UNSUPPORTED, "this agent does not do that");
-}
-
 void file_work(struct file_job *j)
 {
-    int (*const work[PROTO_OP_END])(const struct file_job *) = {
+    static int (*const work[PROTO_OP_END])(const struct file_job *) = {
         [PROTO_OP_STAT] = do_stat,
         [PROTO_OP_REMOVE] = do_remove,
         [PROTO_OP_MKDIR] = do_mkdir,
@@ -269,5 +264,5 @@ void file_work(struct file_job *j)
     }
     j->etc = open("/etc", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (find_owner(j) == 0 && become(j) == 0)
-        (void)(work[j->op] ? work[j->op] : unsupported)(j);
+        (void)work[j->op](j);
 }

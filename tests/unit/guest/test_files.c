@@ -306,6 +306,72 @@ static void the_owner_of_what_is_written(void **state)
     end(&r);
 }
 
+/* --- watches --- */
+struct watching {
+    struct guest_file *file;
+    unsigned ready, done;
+    struct error error;
+};
+
+static void on_watching(void *arg)
+{
+    ((struct watching *)arg)->ready++;
+}
+
+static void on_change(void *arg, const struct guest_change *c)
+{
+    guest_file_taken(((struct watching *)arg)->file, c->size);
+}
+
+static void on_watched(void *arg, const struct error *err)
+{
+    struct watching *w = arg;
+    w->done++;
+    if (err)
+        w->error = *err;
+}
+
+/* The limit names itself, and one that is closed makes room. */
+static void the_limit_of_watches(void **state)
+{
+    enum { LIMIT = 16 };
+    (void)state;
+    static const struct guest_watch_events events = {on_watching, on_change, on_watched};
+    static struct watching w[LIMIT + 1], again;
+    struct run r;
+    struct error e = ERROR_INIT;
+    begin(&r);
+    for (int i = 0; i < LIMIT; i++) {
+        assert_int_equal(guest_file_watch(r.g, NULL, r.dir, true, &events, &w[i], &w[i].file, &e), 0);
+        until(&r, &w[i].ready, 1);
+    }
+    assert_int_equal(guest_file_watch(r.g, NULL, r.dir, true, &events, &w[LIMIT], &w[LIMIT].file, &e), 0);
+    until(&r, &w[LIMIT].done, 1);
+    assert_int_equal(w[LIMIT].error.code, ERROR_CAPACITY);
+    assert_non_null(strstr(w[LIMIT].error.message, "16 watches"));
+    guest_file_close(w[LIMIT].file);
+    guest_file_close(w[3].file);
+    for (bool stands = false; !stands;) { /* the child of the closed one may take a moment to end */
+        again = (struct watching){.ready = 0};
+        assert_int_equal(guest_file_watch(r.g, NULL, r.dir, true, &events, &again, &again.file, &e), 0);
+        int64_t limit = clock_mono_ns() + LIMIT_MS * CLOCK_NS_PER_MS;
+        while (!again.ready && !again.done && clock_mono_ns() < limit)
+            loop_turn(r.loop, 50);
+        assert_true(again.ready || again.done);
+        stands = again.ready;
+        if (!stands)
+            guest_file_close(again.file);
+    }
+    guest_file_close(again.file);
+    for (int i = 0; i < LIMIT; i++) {
+        assert_int_equal(w[i].done, 0);
+        if (i != 3)
+            guest_file_close(w[i].file);
+    }
+    assert_int_equal(r.lost, 0);
+    end(&r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -314,6 +380,7 @@ int main(void)
         cmocka_unit_test(moves_copies_and_links),
         cmocka_unit_test(modes_and_owners),
         cmocka_unit_test(the_owner_of_what_is_written),
+        cmocka_unit_test(the_limit_of_watches),
     };
     if (geteuid() != 0)
         return 77; /* skipped: the agent becomes other users */
