@@ -306,11 +306,104 @@ static void the_owner_of_what_is_written(void **state)
     end(&r);
 }
 
+/* --- archives --- */
+struct transfer {
+    struct answer answer;
+    struct guest_file *in, *out;
+    unsigned opened;
+    size_t bytes, held; /* all in all; given by the one end and not taken by the other yet */
+    char block[300000];
+};
+
+static void pass_on(struct transfer *t)
+{
+    size_t n = guest_file_push(t->in, t->block, t->held);
+    memmove(t->block, t->block + n, t->held - n);
+    t->held -= n;
+    guest_file_taken(t->out, n);
+}
+
+static void on_archive_opened(void *arg, const struct guest_stat *st)
+{
+    struct transfer *t = arg;
+    assert_int_equal(st->type, GUEST_FILE_DIRECTORY);
+    t->opened++;
+}
+
+static void on_archive(void *arg, const void *data, size_t n)
+{
+    struct transfer *t = arg;
+    assert_true(t->held + n <= sizeof(t->block));
+    memcpy(t->block + t->held, data, n);
+    t->held += n;
+    t->bytes += n;
+    pass_on(t);
+}
+
+static void on_archive_end(void *arg, const struct error *err)
+{
+    on_done(&((struct transfer *)arg)->answer, err);
+}
+
+static void on_archive_room(void *arg)
+{
+    pass_on(arg);
+}
+
+static void on_unpacked(void *arg, const struct error *err, const struct guest_stat *st)
+{
+    on_stat(arg, err, st);
+}
+
+/* From one directory into another, with more than all the windows together under way. */
+static void archives(void **state)
+{
+    (void)state;
+    static const struct guest_read_events reads = {on_archive_opened, on_archive, on_archive_end};
+    static const struct guest_write_events writes = {on_archive_room, on_unpacked};
+    static struct transfer t; /* its answer comes first: what is written answers into it */
+    struct run r;
+    struct error e = ERROR_INIT;
+    memset(&t, 0, sizeof(t));
+    begin(&r);
+    assert_int_equal(mkdir(at(&r, "from"), 0751), 0);
+    put(&r, "from/empty");
+    int fd = open(at(&r, "from/large"), O_WRONLY | O_CREAT, 0640);
+    for (int i = 0; i < 3000; i++)
+        assert_int_equal(write(fd, t.block, 1000), 1000);
+    (void)close(fd);
+    assert_int_equal(symlink("large", at(&r, "from/link")), 0);
+    struct guest_write w = {.path = at(&r, "new/to"), .mode = UINT32_MAX, .parents = true};
+    assert_int_equal(guest_archive_write(r.g, &w, &writes, &t, &t.in, &e), 0);
+    assert_int_equal(guest_archive_read(r.g, NULL, at(&r, "from"), &reads, &t, &t.out, &e), 0);
+    until(&r, &t.answer.came, 1);
+    assert_int_equal(t.answer.error.code, 0);
+    assert_int_equal(t.opened, 1);
+    assert_true(t.bytes > 3000000);
+    int64_t limit = clock_mono_ns() + LIMIT_MS * CLOCK_NS_PER_MS;
+    while (t.held && clock_mono_ns() < limit)
+        loop_turn(r.loop, 50);
+    guest_file_commit(t.in);
+    until(&r, &t.answer.came, 2);
+    assert_int_equal(t.answer.error.code, 0);
+    assert_int_equal(t.answer.st.type, GUEST_FILE_DIRECTORY);
+    guest_file_close(t.in);
+    guest_file_close(t.out);
+    struct guest_stat large = look(&r, "new/to/large");
+    assert_true(large.size == 3000000 && large.mode == 0640);
+    assert_int_equal(look(&r, "new/to/link").type, GUEST_FILE_SYMLINK);
+    assert_int_equal(look(&r, "new/to/empty").size, 0);
+    assert_int_equal(look(&r, "new/to").mode, 0751);
+    assert_int_equal(r.lost, 0);
+    end(&r);
+}
+
 /* --- watches --- */
 struct watching {
     struct guest_file *file;
     unsigned ready, done;
     struct error error;
+    unsigned created; /* of the name "made" */
 };
 
 static void on_watching(void *arg)
@@ -320,7 +413,9 @@ static void on_watching(void *arg)
 
 static void on_change(void *arg, const struct guest_change *c)
 {
-    guest_file_taken(((struct watching *)arg)->file, c->size);
+    struct watching *w = arg;
+    w->created += c->kind == GUEST_CHANGE_CREATED && c->name_n == 4 && memcmp(c->name, "made", 4) == 0;
+    guest_file_taken(w->file, c->size);
 }
 
 static void on_watched(void *arg, const struct error *err)
@@ -349,6 +444,9 @@ static void the_limit_of_watches(void **state)
     until(&r, &w[LIMIT].done, 1);
     assert_int_equal(w[LIMIT].error.code, ERROR_CAPACITY);
     assert_non_null(strstr(w[LIMIT].error.message, "16 watches"));
+    put(&r, "made");
+    for (int i = 0; i < LIMIT; i++)
+        until(&r, &w[i].created, 1);
     guest_file_close(w[LIMIT].file);
     guest_file_close(w[3].file);
     for (bool stands = false; !stands;) { /* the child of the closed one may take a moment to end */
@@ -380,6 +478,7 @@ int main(void)
         cmocka_unit_test(moves_copies_and_links),
         cmocka_unit_test(modes_and_owners),
         cmocka_unit_test(the_owner_of_what_is_written),
+        cmocka_unit_test(archives),
         cmocka_unit_test(the_limit_of_watches),
     };
     if (geteuid() != 0)
