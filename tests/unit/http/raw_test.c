@@ -19,20 +19,21 @@
 
 static atomic_int overs, aborts;
 
-static void raw_over(void *data, bool aborted)
-{
-    free(data);
-    atomic_fetch_add(&overs, 1);
-    if (aborted)
-        atomic_fetch_add(&aborts, 1);
-}
-
 /* Everything the handler can see of a request, in one line each. */
 struct view {
     struct http_request *r;
     struct buf text;
     struct loop_timer later;
 };
+
+static void raw_over(void *data, bool aborted)
+{
+    buf_finish(&((struct view *)data)->text);
+    free(data);
+    atomic_fetch_add(&overs, 1);
+    if (aborted)
+        atomic_fetch_add(&aborts, 1);
+}
 
 static int add_field(void *arg, const char *name, const char *value)
 {
