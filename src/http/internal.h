@@ -215,6 +215,8 @@ void reply_forget(struct http_request *r);
 void reply_clear(struct http_request *r);
 
 /* --- tunnel.c --- */
+/* The client sees a reset: what it has got is not all. Its socket is still to be closed. */
+void connection_reset(int fd);
 #define UPGRADE_INPUT_BYTES (64 * 1024)
 /* The server's ws_input, of UPGRADE_INPUT_BYTES; NULL: no memory. */
 unsigned char *upgrade_input(struct http_server *s);

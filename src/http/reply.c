@@ -333,6 +333,9 @@ static ssize_t on_fill(void *cls, uint64_t pos, char *to, size_t max)
     r->in_call = false;
     if (n == 0)
         request_suspend(r);
+    /* A client that reads to the end of the connection must not take this for it. */
+    if (n < -1 && r->stream_left == UINT64_MAX && !r->http_1_1)
+        connection_reset(r->conn->fd);
     if (n > 0 && r->stream_left != UINT64_MAX)
         r->stream_left -= (uint64_t)n;
     if (n == -1)

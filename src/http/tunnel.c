@@ -42,6 +42,13 @@ struct http_tunnel {
     bool clean;
 };
 
+/* The library shuts a socket before it closes it, which would look like an end. */
+void connection_reset(int fd)
+{
+    const struct sockaddr none = {.sa_family = AF_UNSPEC};
+    (void)connect(fd, &none, sizeof(none));
+}
+
 unsigned char *upgrade_input(struct http_server *s)
 {
     if (!s->ws_input)
@@ -70,10 +77,8 @@ static void tunnel_gone(void *arg)
     DL_DELETE(s->tunnels, t);
     s->tunnel_count--;
     t->events->closed(t, t->clean);
-    if (!t->clean) { /* the client is to see that this is no end */
-        struct linger now = {.l_onoff = 1, .l_linger = 0};
-        (void)setsockopt(t->fd, SOL_SOCKET, SO_LINGER, &now, sizeof(now));
-    }
+    if (!t->clean)
+        connection_reset(t->fd);
     (void)MHD_upgrade_action(t->upgrade, MHD_UPGRADE_ACTION_CLOSE);
     server_run_soon(s);
     ws_out_finish(&t->out);

@@ -366,6 +366,23 @@ static void cuts_a_broken_answer(void **state)
     }
 }
 
+/* To a client that reads to the end of the connection, that end must not look like the answer's. */
+static void resets_a_broken_answer_of_unknown_length(void **state)
+{
+    (void)state;
+    for (int broken = 0; broken < 2; broken++) {
+        int fd = client_connect(&f);
+        char text[128], data[4096];
+        (void)snprintf(text, sizeof(text), "GET /download?n=1000&slow=1&broken=%d HTTP/1.0\r\n\r\n", broken);
+        client_text(fd, text);
+        ssize_t n;
+        while ((n = recv(fd, data, sizeof(data), 0)) > 0)
+            continue;
+        assert_int_equal(n, broken ? -1 : 0);
+        (void)close(fd);
+    }
+}
+
 static long resident_kib(void)
 {
     AUTO_FCLOSE FILE *file = fopen("/proc/self/statm", "re");
@@ -430,6 +447,7 @@ int main(void)
         T(tells_of_an_upload_that_breaks_off),
         T(sends_every_byte),
         T(cuts_a_broken_answer),
+        T(resets_a_broken_answer_of_unknown_length),
         T(waits_for_a_client_that_does_not_read),
         T(tells_of_a_client_that_leaves_a_resting_stream),
         T(stops_with_streams_under_way),

@@ -432,8 +432,15 @@ static void stops_with_tunnels_open(void **state)
     http_destroy(f.server);
     f.server = NULL;
     assert_int_equal(atomic_load(&closed_broken), 3);
-    for (unsigned i = 0; i < 3; i++)
+    for (unsigned i = 0; i < 3; i++) {
+        static char data[65536];
+        ssize_t n;
+        while ((n = recv(fds[i], data, sizeof(data), 0)) > 0)
+            continue;
+        assert_int_equal(n, -1); /* a reset, not an end */
+        assert_int_equal(errno, ECONNRESET);
         (void)close(fds[i]);
+    }
 }
 
 int main(void)
