@@ -302,9 +302,13 @@ static bool send_data(struct agent *a)
 
 static void pump(struct agent *a)
 {
-    while (link_write(&a->link))
+    while (link_write(&a->link)) {
         if (!a->link.up || (!tell_all(a) && !send_data(a)))
             break;
+        /* Each write to the port interrupts the host: what is small goes together, as far as it is there. */
+        while (link_gathers(&a->link) && (tell_all(a) || send_data(a)))
+            ;
+    }
 }
 
 static int64_t sooner(int64_t a, int64_t b)

@@ -8,6 +8,8 @@
 #define TX_MAX 524288
 #define TX_HIGH 65536 /* more than this waiting: no more input, which only makes more output */
 #define RX_MAX 262144
+#define SMALL 4096 /* a frame of this is copied, so that several make one write */
+#define GATHER 16384
 
 int link_init(struct link *l, int fd, const struct link_ops *ops, void *arg)
 {
@@ -33,6 +35,7 @@ static void forget_output(struct link *l)
     buf_consume(&l->tx, buf_len(&l->tx));
     l->current = NULL;
     l->current_n = 0;
+    l->begun = false;
 }
 
 void link_down(struct link *l)
@@ -50,6 +53,8 @@ void link_down(struct link *l)
 static void lose(struct link *l, const char *why)
 {
     struct buf body;
+    if (!l->begun)
+        l->current_n = 0;       /* of an epoch that ends here */
     bool whole = !l->current_n; /* a half-written frame would swallow the message */
     l->up = false;
     proto_assembly_reset(&l->assembly);
@@ -192,26 +197,36 @@ static size_t write_some(const struct link *l, const unsigned char *p, size_t n)
 
 bool link_write(struct link *l)
 {
-    while (l->current_n) {
-        size_t n = write_some(l, l->current, l->current_n);
+    for (;;) {
+        /* What has been gathered came before a frame that has not begun. */
+        bool frame = l->current_n && (l->begun || !buf_len(&l->tx));
+        if (!frame && !buf_len(&l->tx))
+            return true;
+        size_t n = frame ? write_some(l, l->current, l->current_n)
+                         : write_some(l, buf_head(&l->tx), buf_len(&l->tx));
         if (n == 0)
             return false;
+        if (!frame) {
+            buf_consume(&l->tx, n);
+            continue;
+        }
         l->current += n;
         l->current_n -= n;
+        l->begun = l->current_n > 0;
     }
-    while (buf_len(&l->tx)) {
-        size_t n = write_some(l, buf_head(&l->tx), buf_len(&l->tx));
-        if (n == 0)
-            return false;
-        buf_consume(&l->tx, n);
-    }
-    return true;
 }
 
 void link_frame(struct link *l, const unsigned char *p, size_t n)
 {
+    if (n <= SMALL && buf_append(&l->tx, p, n))
+        return;
     l->current = p;
     l->current_n = n;
+}
+
+bool link_gathers(const struct link *l)
+{
+    return !l->current_n && buf_len(&l->tx) > 0 && buf_len(&l->tx) < GATHER;
 }
 
 bool link_is_writing(const struct link *l, const unsigned char *p, size_t n)

@@ -28,10 +28,11 @@ struct link {
     uint16_t version; /* chosen for this epoch */
     uint32_t tag;
     struct buf rx;
-    struct buf tx; /* control frames */
+    struct buf tx; /* control frames, and small ones of data */
     struct proto_assembly assembly;
-    const unsigned char *current; /* a data frame that is partly written */
+    const unsigned char *current; /* a data frame that is being written, */
     size_t current_n;
+    bool begun;             /* and part of it is; else what is in tx goes first */
     unsigned char *scratch; /* owned: one data frame that is not in any ring */
     const struct link_ops *ops;
     void *arg;
@@ -51,9 +52,12 @@ size_t link_input(struct link *l, const unsigned char *p, size_t n);
 /* Writes what is queued. True when all of it went and a new frame may be given. */
 bool link_write(struct link *l);
 
-/* Starts writing a frame of `n` bytes that stays where it is until written. Only after link_write said true.
- */
+/* Starts writing a frame of `n` bytes that stays where it is until written. Only after link_write or
+ * link_gathers said true. */
 void link_frame(struct link *l, const unsigned char *p, size_t n);
+
+/* Small things wait to be written, and another would go along with them. */
+bool link_gathers(const struct link *l);
 
 /* Whether a frame is being written from the n bytes from p on. */
 bool link_is_writing(const struct link *l, const unsigned char *p, size_t n);

@@ -351,6 +351,36 @@ static void a_request_costs_one_write(void **state)
     end(&w);
 }
 
+/* Answers that are there at the same time cost one write together. */
+static void answers_of_many_share_a_write(void **state)
+{
+    (void)state;
+    enum { COUNT = 16 };
+    struct world w;
+    struct pair p[COUNT];
+    unsigned char bytes[300];
+    begin(&w);
+    for (uint32_t i = 0; i < COUNT; i++)
+        p[i] = connect_pair(&w, i + 1);
+    for (uint64_t round = 0; round < 20; round++) {
+        for (uint32_t i = 0; i < COUNT; i++) {
+            fill_pattern(bytes, sizeof(bytes), round * sizeof(bytes), i);
+            assert_int_equal(write(p[i].server, bytes, sizeof(bytes)), sizeof(bytes));
+        }
+        w.writes = 0;
+        for (uint32_t i = 0; i < COUNT; i++) {
+            struct got g = next(&w);
+            assert_int_equal(g.type, PROTO_DATA);
+            assert_true(g.d.offset == round * sizeof(bytes) && g.d.n == sizeof(bytes));
+            check_pattern(g.d.bytes, g.d.n, g.d.offset, g.channel - 1);
+        }
+        assert_int_equal(w.writes, 1);
+    }
+    for (uint32_t i = 0; i < COUNT; i++)
+        close_pair(&p[i]);
+    end(&w);
+}
+
 /* Neither end waits for a timer: a turn that has something to do does it. */
 static void a_request_passes_in_two_turns(void **state)
 {
@@ -997,6 +1027,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_request_costs_one_write),
+        cmocka_unit_test(answers_of_many_share_a_write),
         cmocka_unit_test(a_request_passes_in_two_turns),
         cmocka_unit_test(data_may_come_with_the_dial),
         cmocka_unit_test(a_closed_port_is_named),

@@ -272,20 +272,76 @@ static void a_frame_outlives_its_ring(void **state)
 {
     (void)state;
     struct world w;
-    unsigned char *ring = malloc(1000);
+    unsigned char *ring = malloc(10000);
     assert_non_null(ring);
     begin(&w);
-    memset(ring, 'r', 1000);
-    link_frame(&w.link, ring + 100, 500);
-    link_unpin(&w.link, ring, 1000);
-    memset(ring, 'x', 1000);
+    memset(ring, 'r', 10000);
+    link_frame(&w.link, ring + 100, 9000);
+    assert_true(link_is_writing(&w.link, ring, 10000));
+    link_unpin(&w.link, ring, 10000);
+    memset(ring, 'x', 10000);
     free(ring);
     assert_true(link_write(&w.link));
     while (buf_read(&w.in, w.host, 65536) > 0)
         ;
-    assert_int_equal(buf_len(&w.in), 500);
-    for (size_t i = 0; i < 500; i++)
+    assert_int_equal(buf_len(&w.in), 9000);
+    for (size_t i = 0; i < 9000; i++)
         assert_int_equal(buf_head(&w.in)[i], 'r');
+    end(&w);
+}
+
+/* Small frames are gathered into one write, and keep their place before a large one that follows; what is
+ * said after a large one has begun does not get into the middle of it. */
+static void small_frames_go_together(void **state)
+{
+    (void)state;
+    struct world w;
+    static unsigned char large[30000];
+    int size = 8192;
+    begin(&w);
+    assert_int_equal(setsockopt(w.link.fd, SOL_SOCKET, SO_SNDBUF, &size, sizeof(size)), 0);
+    assert_false(link_gathers(&w.link)); /* nothing to go along with */
+    link_frame(&w.link, (const unsigned char *)"aaa", 3);
+    assert_true(link_gathers(&w.link));
+    link_frame(&w.link, (const unsigned char *)"bbb", 3);
+    memset(large, 'L', sizeof(large));
+    link_frame(&w.link, large, sizeof(large));
+    assert_false(link_gathers(&w.link));
+    assert_false(link_write(&w.link)); /* the large one has begun, and the port is full */
+    assert_true(buf_append(&w.link.tx, "ccc", 3));
+    int64_t turns = 0;
+    while (!link_write(&w.link) && turns++ < 1000)
+        while (buf_read(&w.in, w.host, 65536) > 0)
+            ;
+    while (buf_read(&w.in, w.host, 65536) > 0)
+        ;
+    assert_int_equal(buf_len(&w.in), 30009);
+    assert_memory_equal(buf_head(&w.in), "aaabbbL", 7);
+    assert_memory_equal(buf_head(&w.in) + 30003, "LLLccc", 6);
+    end(&w);
+}
+
+/* Output of an epoch that is lost does not follow the word of it. */
+static void a_frame_that_has_not_begun_is_dropped(void **state)
+{
+    (void)state;
+    struct world w;
+    static unsigned char large[30000];
+    begin(&w);
+    put_sync(&w, 5, 1, PROTO_VERSION);
+    pass(&w);
+    buf_consume(&w.in, buf_len(&w.in));
+    link_frame(&w.link, large, sizeof(large));
+    assert_true(buf_append(&w.out, "this is no frame, whoever may have sent it", 40));
+    pass(&w);
+    assert_int_equal(w.downs, 1);
+    struct proto_frame f;
+    const char *why;
+    assert_int_equal(proto_frame_parse(buf_head(&w.in), buf_len(&w.in), proto_epoch_tag(5), PROTO_FROM_GUEST,
+                                       PROTO_UP, &f, &why),
+                     PROTO_WHOLE);
+    assert_int_equal(f.type, PROTO_LOST);
+    assert_int_equal(buf_len(&w.in), f.length + PROTO_OVERHEAD);
     end(&w);
 }
 
@@ -316,6 +372,8 @@ int main(void)
         cmocka_unit_test(a_refused_message_loses_the_epoch),
         cmocka_unit_test(input_waits_for_output),
         cmocka_unit_test(a_frame_outlives_its_ring),
+        cmocka_unit_test(small_frames_go_together),
+        cmocka_unit_test(a_frame_that_has_not_begun_is_dropped),
         cmocka_unit_test(the_host_goes_away),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

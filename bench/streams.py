@@ -1,0 +1,150 @@
+"""Readers of a command's output: many at once, the first byte, thousands that idle."""
+import os
+import resource
+import subprocess
+import time
+
+from harness import host, server
+from harness.ws import WebSocket, attach_path
+from table import Figure, median, milliseconds
+
+READERS = 8
+BYTES = 512 << 20
+ROUNDS = 3
+IDLE_SANDBOXES = 20
+IDLE_EACH = 100
+PROTOCOL = "space.attach.v1"
+
+
+def attach(api, session, timeout=600):
+    return WebSocket(api.host, api.port, attach_path(session, 0, 0, session["attach"]["token"]), PROTOCOL,
+                     timeout=timeout)
+
+
+class Checked:
+    """A reader that is a program of its own and checks every byte of bench/flood."""
+
+    def __init__(self, api, session):
+        self.ws = attach(api, session)
+        self.ws.sock.setblocking(True)
+        fd = self.ws.sock.fileno()
+        self.reader = subprocess.Popen([os.path.join(server.bin_dir, "bench", "attach_reader"), str(fd), str(BYTES)],
+                                       pass_fds=[fd], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.reader.stdin.write(self.ws.buffer)
+        self.reader.stdin.close()
+
+    def finish(self):
+        said = self.reader.stdout.read().decode().strip()
+        code = self.reader.wait()
+        self.ws.abort()
+        if code != 0:
+            raise AssertionError(f"a reader saw {said}")
+
+
+def cpu_seconds(process):
+    fields = host.read(f"/proc/{process.pid}/stat").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def flood(bench, sb, count):
+    """(wall seconds, CPU seconds of the daemon) until each reader has every byte."""
+    answer = sb.session(f"read go; exec flood {BYTES}", stdin=True, start="now")
+    process = answer["session"]["process_id"]
+    daemon = bench.server.daemon()
+    before = cpu_seconds(daemon)
+    all_of_them = [Checked(bench.api, answer) for _ in range(count)]
+    begin = time.perf_counter()
+    bench.api.ok("POST", f"{sb.path}/processes/{process}/stdin?close=1", b"go\n")
+    for one in all_of_them:
+        one.finish()
+    return time.perf_counter() - begin, cpu_seconds(daemon) - before
+
+
+def readers(bench):
+    sb, walls, cpus = bench.make(), {1: [], READERS: []}, {1: [], READERS: []}
+    with open(os.path.join(server.bin_dir, "bench", "flood"), "rb") as program:
+        sb.put("/usr/bin/flood", program.read(), mode="0755")
+    for _ in range(ROUNDS):
+        for n in (1, READERS):
+            wall, cpu = flood(bench, sb, n)
+            walls[n].append(wall)
+            cpus[n].append(cpu)
+    sb.delete()
+    one, many = median(walls[1]), median(walls[READERS])
+    yield Figure(f"{READERS} readers at once, time", "s", one, many, [("<= 2 x one", many <= 2 * one),
+                                                                    ("same bytes", True)], ROUNDS)
+    yield Figure("  the daemon's CPU time", "s", median(cpus[1]), median(cpus[READERS]), [], ROUNDS)
+
+
+def first_byte(bench):
+    runs = max(bench.runs, 60)
+    vm = bench.bare_machine().spawn()
+    vm.restore()
+    for _ in range(20):
+        vm.command()
+    by_hand = [milliseconds(vm.command) for _ in range(runs)]
+    vm.close()
+    sb = bench.make()
+
+    def run(session):
+        ws = attach(bench.api, session, 60)
+        kind = None
+        while kind != 2:  # past "started"
+            kind, data = ws.receive()
+        assert data[9:] == b"x\n", data
+        ws.abort()
+
+    ours = []
+    for n in range(20 + runs):
+        session = sb.session(["echo", "x"])
+        took = milliseconds(run, session)
+        if n >= 20:
+            ours.append(took)
+    sb.delete()
+    b, o = median(by_hand), median(ours)
+    yield Figure("attach -> first byte of output", "ms", b, o, [("<= + 3 ms", o <= b + 3)], runs)
+
+
+def exec_times(bench, sb, runs):
+    conn, times = bench.api.connect(), []
+
+    def run():
+        done = bench.api.call_on(conn, "POST", f"{sb.path}/exec", {"argv": ["true"]})
+        assert done.status == 200 and done.json["process"]["result"]["exit_code"] == 0, done
+
+    for n in range(20 + runs):
+        took = milliseconds(run)
+        if n >= 20:
+            times.append(took)
+    conn.close()
+    return times
+
+
+def idle(bench):
+    """Sessions that say nothing: what each costs, and what they cost a new command."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192), hard))
+    runs = max(bench.runs, 100)
+    made = [bench.make() for _ in range(IDLE_SANDBOXES)]
+    target = made.pop()
+    try:
+        for sb in made + [target]:
+            sb.sh("true")
+        bench.warm()
+        unloaded, before = exec_times(bench, target, runs), bench.rss()
+        attached = []
+        for sb in made + [target]:
+            for _ in range(IDLE_EACH):
+                attached.append(attach(bench.api, sb.session(["cat"], stdin=True)))
+                attached[-1].receive()  # "started"
+        each = (bench.rss() - before) / len(attached) / 1024
+        loaded = exec_times(bench, target, runs)
+        for ws in attached:
+            ws.abort()
+    finally:
+        for sb in made + [target]:
+            sb.delete(wait=False)
+    u, n = median(unloaded), median(loaded)
+    yield Figure("idle attached sessions, each", "KiB", None, max(each, 0), [("<= 32 KiB", each <= 32)],
+                 IDLE_SANDBOXES * IDLE_EACH)
+    yield Figure("exec meanwhile, vs. unloaded", "ms", u, n, [("<= 1.1 x", n <= 1.1 * u)], runs)

@@ -1,0 +1,197 @@
+"""Terminals: job control, keys, sizes, full-screen programs, as a person at a keyboard has them."""
+import re
+import time
+
+from harness.case import SharedSandboxTest, limit
+from harness.ws import Attach
+
+ESCAPES = re.compile(rb"\x1b(\[[0-9;?]*[ -/]*[@-~]|[()][A-Z0-9]|[=>78])")
+
+
+class TerminalTest(SharedSandboxTest):
+    def terminal(self, argv=("sh",), rows=24, cols=80, **body):
+        """An attached terminal; .seen() is what came since the last call of it."""
+        session = self.sb.session(list(argv), pty={"rows": rows, "cols": cols}, **body)
+        attached = Attach(self.api, session, timeout=60)
+        self.addCleanup(attached.abort)
+        attached.session, attached.mark = session, 0
+
+        def expect(text, timeout=60):
+            text = text.encode() if isinstance(text, str) else text
+            attached.until(lambda: text in attached.out.data[attached.mark:], repr(text), timeout)
+            attached.mark = attached.out.data.index(text, attached.mark) + len(text)
+
+        def screen(*words, timeout=60):
+            """All words have come since the last mark, whatever moves the cursor between them."""
+            def there():
+                plain = ESCAPES.sub(b"", attached.out.data[attached.mark:])
+                return all(word.encode() in plain for word in words)
+
+            attached.until(there, repr(words), timeout)
+            attached.mark = len(attached.out.data)
+
+        attached.wait, attached.screen = expect, screen
+        return attached
+
+    def shell(self, **kw):
+        shell = self.terminal(["sh", "-i"], env={"PS1": "ready> ", "ENV": ""}, **kw)
+        shell.wait("ready> ")
+        return shell
+
+
+class JobControl(TerminalTest):
+    def test_stop_background_and_foreground(self):
+        shell = self.shell()
+        shell.stdin("sleep 4004\n")
+        shell.wait("sleep 4004")
+        self.until(lambda: self.sb.sh("pgrep -f '^sleep 4004' || true"), "the sleep")
+        shell.stdin(b"\x1a")
+        shell.wait("Stopped")
+        shell.wait("ready> ")
+        state = self.sb.sh("cut -d' ' -f3 /proc/$(pgrep -f '^sleep 4004')/stat").strip()
+        self.assertEqual(state, "T")
+        shell.stdin("bg\n")
+        shell.wait("ready> ")
+        self.until(lambda: self.sb.sh("cut -d' ' -f3 /proc/$(pgrep -f '^sleep 4004')/stat").strip() == "S", "running")
+        shell.stdin("jobs\n")
+        shell.wait("Running")
+        shell.stdin("fg\n")
+        shell.wait("sleep 4004")
+        shell.stdin(b"\x03")
+        shell.wait("ready> ")
+        shell.stdin("echo code $?\n")
+        shell.wait("code 130")
+        shell.stdin("exit 7\n")
+        self.assertEqual(shell.finish()["exit_code"], 7)
+
+    def test_control_c_ends_the_command_and_not_the_shell(self):
+        shell = self.shell()
+        shell.stdin("while :; do sleep 0.1; done\n")
+        time.sleep(0.5)
+        shell.stdin(b"\x03")
+        shell.wait("ready> ")
+        shell.stdin("echo alive\n")
+        shell.wait("\r\nalive")
+
+    def test_control_d_and_quit(self):
+        shell = self.shell()
+        shell.stdin("cat\n")
+        shell.stdin("line\n")
+        shell.wait("line\r\nline")
+        shell.stdin(b"\x04")
+        shell.wait("ready> ")
+        shell.stdin("sleep 100\n")
+        self.until(lambda: self.sb.sh("pgrep -f '^sleep 100' || true"), "the sleep")
+        shell.stdin(b"\x1c")
+        shell.wait("ready> ")
+        shell.stdin(b"\x04")
+        self.assertEqual(shell.finish()["reason"], "exit")
+
+    def test_suspended_output(self):
+        """Ctrl-S and Ctrl-Q are the terminal's."""
+        shell = self.shell()
+        shell.stdin(b"\x13")
+        shell.stdin("echo held\n")
+        time.sleep(1)
+        before = shell.out.offset
+        shell.stdin(b"\x11")
+        shell.wait("\r\nheld")
+        self.assertGreater(shell.out.offset, before)
+
+    def test_hangup_by_signal(self):
+        shell = self.shell()
+        process = shell.session["session"]["process_id"]
+        shell.stdin("sleep 4005 &\n")
+        self.until(lambda: self.sb.sh("pgrep -f '^sleep 4005' || true"), "the sleep")
+        self.api.ok("POST", f"{self.sb.path}/processes/{process}/signal", {"signal": "SIGHUP"})
+        self.assertEqual(shell.finish()["reason"], "signal")
+        self.until(lambda: not self.sb.sh("pgrep -f '^sleep 4005' || true"), "nothing left")
+
+
+class Settings(TerminalTest):
+    def test_it_is_a_terminal(self):
+        shell = self.shell(rows=30, cols=100)
+        for command, answer in (("stty size", "30 100"), ("tty", "/dev/pts/"), ("echo $TERM", "xterm-256color"),
+                                ("echo $LANG", "C.UTF-8"), ("test -t 0 -a -t 1 -a -t 2 && echo all of it", "all of it"),
+                                ("stty -a | grep -o ' iutf8'", "iutf8")):
+            shell.stdin(command + "\n")
+            shell.wait(command.encode())
+            shell.wait(answer)
+
+    def test_characters_are_erased_whole(self):
+        cat = self.terminal(["cat"])
+        cat.stdin("aü✓".encode() + b"\x7f\x7f" + b"b\n")
+        cat.wait("\r\nab\r\n")
+
+    def test_resize_reaches_the_foreground(self):
+        shell = self.shell()
+        shell.stdin("trap 'echo size $(stty size)' WINCH; while :; do sleep 0.1; done\n")
+        time.sleep(0.5)
+        for rows, cols in ((40, 132), (10, 20)):
+            shell.control(type="resize", rows=rows, cols=cols)
+            shell.wait(f"size {rows} {cols}")
+
+    def test_bytes_pass_a_raw_terminal_unchanged(self):
+        raw = self.terminal(["sh", "-c", "stty raw -echo; echo go; head -c 256 | od -An -v -tx1 | tr -d ' \\n'"])
+        raw.wait("go")
+        raw.stdin(bytes(range(256)))
+        self.assertEqual(raw.finish()["exit_code"], 0)
+        self.assertIn(bytes(range(256)).hex().encode(), raw.out.data)
+
+
+class FullScreen(TerminalTest):
+    @limit(120)
+    def test_vi(self):
+        vi = self.terminal(["vi", "/root/letter"], rows=24, cols=80)
+        vi.screen("letter")
+        vi.stdin("ihello\rworld\x1b")
+        vi.screen("hello", "world")
+        vi.control(type="resize", rows=40, cols=100)
+        vi.stdin("\x0c")  # draws anew
+        vi.screen("hello", "world")
+        vi.stdin(":wq\r")
+        self.assertEqual(vi.finish()["exit_code"], 0)
+        self.assertEqual(self.sb.read("/root/letter"), b"hello\nworld\n")
+
+    @limit(120)
+    def test_less(self):
+        self.sb.put("/root/long", b"".join(b"line %d of it\n" % n for n in range(1, 501)))
+        less = self.terminal(["less", "/root/long"], rows=11, cols=60)
+        less.screen("line 1 of it", "line 10 of it")
+        less.stdin(" ")
+        less.screen("line 20 of it")
+        less.stdin("G")
+        less.screen("line 500 of it")
+        less.stdin("g")
+        less.screen("line 1 of it")
+        less.stdin("/line 42 \r")
+        less.screen("line 42 of it", timeout=20)
+        less.stdin("q")
+        self.assertEqual(less.finish()["exit_code"], 0)
+
+    @limit(120)
+    def test_top(self):
+        top = self.terminal(["top", "-d", "1"], rows=20, cols=80)
+        top.screen("Mem:", "PID", "COMMAND")
+        top.screen("Mem:", "PID", "COMMAND")  # it draws again by itself
+        top.stdin("q")
+        self.assertEqual(top.finish()["exit_code"], 0)
+
+    @limit(120)
+    def test_a_second_client_takes_over(self):
+        vi = self.terminal(["vi", "/root/taken"], rows=24, cols=80)
+        vi.screen("taken")
+        vi.stdin("ifirst")
+        vi.screen("first")
+        second = Attach(self.api, vi.session, stdout_offset=vi.out.offset, takeover=True, timeout=60)
+        self.addCleanup(second.abort)
+        while vi.step():
+            pass
+        self.assertEqual(vi.closed.code, 4001)
+        second.control(type="resize", rows=30, cols=90)
+        second.stdin(" second\x1b")
+        second.stdin("\x0c")
+        second.until(lambda: b"first second" in ESCAPES.sub(b"", second.out.data), "both words")
+        second.stdin(":wq\r")
+        self.assertEqual(second.finish()["exit_code"], 0)
+        self.assertEqual(self.sb.read("/root/taken"), b"first second\n")
