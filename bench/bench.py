@@ -27,9 +27,10 @@ import bare  # noqa: E402
 import life  # noqa: E402
 import output  # noqa: E402
 import port  # noqa: E402
+import streams  # noqa: E402
 
 
-NAMES = ("memory", "create", "exec", "stream", "port", "get", *life.NAMES)
+NAMES = ("memory", "create", "exec", "stream", "readers", "firstbyte", "idle", "port", "get", *life.NAMES)
 
 
 class Bench(life.Life):
@@ -137,6 +138,18 @@ class Bench(life.Life):
     def stream(self):
         """1 GiB of output to an attached client: rate, every byte checked, memory of the daemon."""
         yield from output.figures(self)
+
+    def readers(self):
+        """Output to eight clients at once, every byte checked by each, against one client."""
+        yield from streams.readers(self)
+
+    def firstbyte(self):
+        """The first byte of a command's output, against a command by hand."""
+        yield from streams.first_byte(self)
+
+    def idle(self):
+        """Two thousand attached sessions that idle: memory, and what a new command notices."""
+        yield from streams.idle(self)
 
     def port(self):
         """HTTP requests to a port of a sandbox: rate and latency, against a bare channel to the same server."""
