@@ -142,8 +142,9 @@ class Bound(OwnServerTest):
         for turn in range(2):
             kept = [sb.output(process)[2] - sb.output(process)[1] for process in ids]
             self.assertEqual(kept, [0, 0, size, size])
-            use = int(subprocess.run(["du", "-s", "-B1", os.path.join(self.server.state_dir, "spaced", "journals", sb.id)],
-                                     check=True, capture_output=True, text=True).stdout.split()[0])
+            journals = os.path.join(self.server.state_dir, "spaced", "journals", sb.id)
+            use = int(subprocess.run(["du", "-s", "-B1", journals], check=True, capture_output=True,
+                                     text=True).stdout.split()[0])
             self.assertLess(use, (2 << 20) + (1 << 18))
             more = self.api.ok("POST", f"{sb.path}/processes/{ids[0]}/sessions", {}, status=201).json
             reader = Attach(self.api, more)
