@@ -103,6 +103,12 @@ static void pump(struct guest *g)
         guest_conn_pump_all(g);
 }
 
+/* Each write wakes the guest: nothing is written that may still come along with something else. */
+static bool waits_for_company(const struct guest *g)
+{
+    return g->linger.active && buf_len(&g->tx) == g->lingering;
+}
+
 static void on_flush(void *arg)
 {
     struct guest *g = arg;
@@ -113,7 +119,7 @@ static void on_flush(void *arg)
     if (!g->destroyed && g->link == LINK_READY)
         pump(g);
     bool full = buf_len(&g->tx) > GUEST_TX_HIGH;
-    if (!g->destroyed)
+    if (!g->destroyed && !waits_for_company(g))
         guest_link_flush(g);
     if (full && g->fd >= 0 && buf_len(&g->tx) == 0)
         guest_flush_later(g); /* the socket took it all: there may be more */
@@ -223,7 +229,9 @@ bool guest_send(struct guest *g, uint8_t type, uint32_t channel, struct buf *bod
 
 bool guest_send_along(struct guest *g, uint8_t type, uint32_t channel, struct buf *body)
 {
+    size_t before = buf_len(&g->tx);
     bool sent = g->link == LINK_READY && put_frame(g, type, channel, body);
+    g->lingering += buf_len(&g->tx) - before;
     if (sent && !g->linger.active)
         loop_timer_start(&g->linger, LINGER_MS);
     return sent;

@@ -132,7 +132,8 @@ struct guest {
     struct loop_timer retry, deadline, alive;
     struct loop_timer quiesce; /* while one is under way: the latest time for its answer */
     struct loop_deferred flush;
-    struct loop_timer linger; /* the last moment for what was sent in its own time */
+    struct loop_timer linger; /* the last moment for what was sent in its own time; */
+    size_t lingering;         /* so many bytes of tx were, and may wait for company until then */
     struct buf rx, tx;
     struct proto_assembly assembly;
     uint64_t epoch;

@@ -61,6 +61,7 @@ static void close_socket(struct guest *g)
     g->wants_write = false;
     buf_consume(&g->rx, buf_len(&g->rx));
     buf_finish(&g->tx);
+    g->lingering = 0;
     proto_assembly_reset(&g->assembly);
     loop_timer_stop(&g->alive);
     loop_timer_stop(&g->retry);
@@ -249,7 +250,10 @@ void guest_link_flush(struct guest *g)
         if (n < 0)
             break;
         buf_consume(&g->tx, (size_t)n);
+        g->lingering = 0;
     }
+    if (buf_len(&g->tx) == 0)
+        loop_timer_stop(&g->linger);
     bool wants = g->fd >= 0 && buf_len(&g->tx) > 0;
     if (wants != g->wants_write) {
         g->wants_write = wants;

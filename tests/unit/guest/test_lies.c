@@ -36,7 +36,8 @@ struct liar {
     uint64_t got;
     unsigned exited;
     bool destroy_in_output;
-    bool takes; /* all output is kept at once */
+    bool takes;     /* all output is kept at once */
+    uint32_t other; /* the channel of what is put next; 0: the first */
 };
 
 static void on_ready(struct guest *g, void *arg)
@@ -212,7 +213,7 @@ static void put_started(struct liar *l, uint64_t has, uint64_t limit)
     (void)proto_put_u32(&b, PROTO_F_PID, 33);
     (void)proto_put_u64(&b, PROTO_F_STDIN, has);
     (void)proto_put_u64(&b, PROTO_F_STDIN_LIMIT, limit);
-    (void)proto_send(&l->out, l->tag, PROTO_STARTED, 1, buf_head(&b), buf_len(&b));
+    (void)proto_send(&l->out, l->tag, PROTO_STARTED, l->other ? l->other : 1, buf_head(&b), buf_len(&b));
     buf_finish(&b);
 }
 
@@ -227,7 +228,7 @@ static void put_exit(struct liar *l, uint32_t reason, uint64_t out_bytes)
     (void)proto_put_u64(&b, PROTO_F_STDERR, 0);
     (void)proto_put_u64(&b, PROTO_F_CPU, 0);
     (void)proto_put_u64(&b, PROTO_F_RSS, 0);
-    (void)proto_send(&l->out, l->tag, PROTO_EXIT, 1, buf_head(&b), buf_len(&b));
+    (void)proto_send(&l->out, l->tag, PROTO_EXIT, l->other ? l->other : 1, buf_head(&b), buf_len(&b));
     buf_finish(&b);
 }
 
@@ -603,6 +604,58 @@ static void a_result_is_told_once(void **state)
     end(&l);
 }
 
+/* Two commands, of which the first is let go before the second one's result comes. The bytes that the agent
+ * was sent between the two. *ret_ms: how long that was. */
+static size_t sent_in_between(struct liar *l, int64_t *ret_ms)
+{
+    struct guest_process *first;
+    begin(l, 0, 0);
+    greet(l);
+    start_process(l);
+    first = l->p;
+    start_process(l);
+    for (int k = 0; k < 3; k++)
+        turn(l);
+    put_started(l, 0, 65536);
+    put_exit(l, PROTO_REASON_EXIT, 0);
+    l->other = 2;
+    flush(l);
+    assert_true(until(l, &l->exited, 1));
+    turn(l);
+    buf_consume(&l->in, buf_len(&l->in));
+    int64_t released = clock_mono_ns();
+    guest_process_release(first);
+    put_started(l, 0, 65536);
+    put_exit(l, PROTO_REASON_EXIT, 0);
+    flush(l);
+    assert_true(until(l, &l->exited, 2));
+    loop_turn(l->loop, 0);
+    (void)buf_read(&l->in, l->fd, 65536);
+    *ret_ms = (clock_mono_ns() - released) / CLOCK_NS_PER_MS;
+    return buf_len(&l->in);
+}
+
+/* What tells the agent only that it may forget something does not wake its guest: it comes with the next
+ * message, or a little later. */
+static void a_release_waits_for_company(void **state)
+{
+    (void)state;
+    struct liar l;
+    int64_t ms = 1000;
+    for (int tries = 0; tries < 100 && ms >= 15; tries++) { /* a machine that is too busy shows nothing */
+        size_t n = sent_in_between(&l, &ms);
+        assert_true(ms >= 15 || n == 0);
+        int64_t limit = clock_mono_ns() + 10 * CLOCK_NS_PER_S;
+        while (buf_len(&l.in) < PROTO_OVERHEAD && clock_mono_ns() < limit)
+            turn(&l);
+        assert_int_equal(buf_len(&l.in), PROTO_OVERHEAD);
+        assert_int_equal(((const unsigned char *)buf_head(&l.in))[2], PROTO_RELEASE);
+        guest_process_release(l.p);
+        end(&l);
+    }
+    assert_true(ms < 15);
+}
+
 /* The owner may tear everything down from inside a callback, with more input behind it. */
 static void destroyed_from_a_callback(void **state)
 {
@@ -747,6 +800,7 @@ int main(void)
         cmocka_unit_test(an_agent_that_never_answers),
         cmocka_unit_test(a_silent_agent_is_lost),
         cmocka_unit_test(a_result_is_told_once),
+        cmocka_unit_test(a_release_waits_for_company),
         cmocka_unit_test(destroyed_from_a_callback),
         cmocka_unit_test(late_bytes_are_bounded),
         cmocka_unit_test(fast_output_is_acknowledged_in_large_steps),
