@@ -13,7 +13,7 @@ struct watch {
     uint64_t left; /* changes still wanted */
     bool ended;    /* the server said why it ends */
     bool lost;     /* changes were lost: what was seen is not all */
-    char why[128];
+    char why[512];
 };
 
 static void print_change(struct watch *w, const char *event, const json_t *data)
@@ -45,8 +45,10 @@ static void on_event(void *arg, const char *event, const char *id, const char *t
     json_t *data = json_loads(text, JSON_DECODE_ANY, NULL);
     const char *reason = json_string_value(json_object_get(data, "reason"));
     if (strcmp(event, "end") == 0) {
+        const char *detail = json_string_value(json_object_get(data, "detail"));
         w->ended = true;
-        (void)str_copy(w->why, sizeof(w->why), reason ? reason : text);
+        (void)snprintf(w->why, sizeof(w->why), "%s%s%s", reason ? reason : text,
+                       detail && *detail ? ": " : "", detail ? detail : "");
     } else if (strcmp(event, "ready") == 0) {
         if (!w->cli->json)
             (void)fputs("space: watching\n", stderr);

@@ -1,4 +1,5 @@
 /* logs: the kept output of a process, and what follows. */
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -7,8 +8,11 @@
 #include "base/cleanup.h"
 #include "base/str.h"
 #include "cli/cli.h"
+#include "cli/signals.h"
 
 #define PIECE 1048576
+#define START_TRIES 25
+#define START_PAUSE_MS 200
 
 struct log_copy {
     struct cli *cli;
@@ -103,17 +107,24 @@ static int skip_log(struct cli *c, const char *sandbox, const char *process, con
 }
 
 /* Whether the process goes on. Attaching is what starts a command that was only created: reading its log must
- * not. */
+ * not. One that is just being started is given the time for it. */
 static int is_going_on(struct cli *c, const char *sandbox, const char *process, bool *ret, struct error *err)
 {
-    json_t *answer = NULL;
-    int rc = cli_process_get(c, sandbox, process, 0, &answer, err);
-    const char *state = json_string_value(json_object_get(answer, "state"));
-    if (rc == 0 && str_eq(state, "created"))
-        rc = error_set(err, ERROR_CONFLICT, "%s has not been started; attach to it to start it", process);
-    if (rc == 0)
+    bool created = true;
+    int rc = signals_catch(err);
+    for (int tries = 0; rc == 0 && created && tries < START_TRIES && !signals_interrupted; tries++) {
+        struct pollfd p = {.fd = signals_fd(), .events = POLLIN};
+        json_t *answer = NULL;
+        if (tries > 0)
+            (void)poll(&p, 1, START_PAUSE_MS);
+        rc = cli_process_get(c, sandbox, process, 0, &answer, err);
+        const char *state = json_string_value(json_object_get(answer, "state"));
+        created = str_eq(state, "created");
         *ret = str_eq(state, "running");
-    json_decref(answer);
+        json_decref(answer);
+    }
+    if (rc == 0 && created)
+        rc = error_set(err, ERROR_CONFLICT, "%s has not been started; attach to it to start it", process);
     return rc;
 }
 
@@ -136,6 +147,8 @@ int cmd_logs(struct cli *c)
     }
     if (rc == 0 && cli_flag(c->args, "follow"))
         rc = is_going_on(c, sandbox, process, &follow, &err);
+    if (signals_interrupted)
+        return EXIT_SIGNAL_BASE + signals_interrupted;
     if (rc == 0 && follow)
         return cmd_follow(c, sandbox, process, log);
     if (rc == 0)

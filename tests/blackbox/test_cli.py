@@ -100,10 +100,10 @@ class Exec(Cli, SharedSandboxTest):
 
     def test_ps_and_logs(self):
         done = self.sb.exec("echo logged; echo wrong >&2")
-        listed = self.space_json("ps", self.sb.id)
-        items = listed["items"] if isinstance(listed, dict) else listed
-        self.assertIn(done.process["id"], [one["id"] for one in items])
-        self.assertIn(done.process["id"].encode(), self.space("ps", self.sb.id))
+        for words, there in (((), False), (("-a",), True)):  # it has ended
+            items = self.space_json("ps", *words, self.sb.id)["items"]
+            self.assertEqual(done.process["id"] in [one["id"] for one in items], there)
+        self.assertIn(b"'echo logged; echo wrong >&2'", self.space("ps", "-a", self.sb.id))
         answer = self.server.cli("logs", done.process["id"])
         if answer.returncode == 2:
             answer = self.server.cli("logs", self.sb.id, done.process["id"])
