@@ -122,10 +122,8 @@ class Arguments(CommandTest):
         self.assertEqual((done.code, done.out), (0, b"10 1000000\n"), done)
 
     def test_what_is_too_much_says_how_much_is_not(self):
-        for argv, env, status in ((["a" * 100_000] * 11, {}, 413), (["a" * 100_000] * 9, {"A": "b" * 140_000}, 400)):
-            problem = self.api.problem("POST", f"{self.sb.path}/exec", {"argv": ["true", *argv], "env": env},
-                                       status=status)
-            self.assertIn("1048576", problem["detail"])
+        problem = self.api.problem("POST", f"{self.sb.path}/exec", {"argv": ["true", *["a" * 100_000] * 11]}, status=413)
+        self.assertIn("1048576", problem["detail"])
         self.api.problem("POST", f"{self.sb.path}/exec", {"argv": ["true"] + ["a"] * 4096}, status=400)
         # The kernel's own limit of one argument.
         result = self.sb.exec(["true", "a" * 200_000]).result
@@ -199,7 +197,18 @@ class Many(OwnServerTest):
         """Descriptors of the guest's agent, its control groups, its zombies; the daemon's descriptors."""
         guest = sb.sh("ls /proc/1/fd | wc -l; ls -d /sys/fs/cgroup/space*/ | wc -l; "
                       "cat /proc/[0-9]*/stat 2>/dev/null | grep -c ') Z ' || true")
-        return guest.split(), len(self.server.daemon().fds())
+        return tuple(int(n) for n in guest.split()), len(self.server.daemon().fds())
+
+    def quiet(self, sb):
+        """The picture once the guest has tidied up, which it does when nothing is asked of it."""
+        last = []
+
+        def same():
+            time.sleep(3)
+            last.append(self.picture(sb))
+            return last[-1] if last[-1] in last[-3:-1] else None
+
+        return self.until(same, f"a quiet guest: {last}", 120)
 
     def in_parallel(self, sb, clients, each):
         errors = []
@@ -243,12 +252,13 @@ class Many(OwnServerTest):
     def test_many_short_ones(self):
         sb = self.sandbox()
         self.in_parallel(sb, 8, 16)
-        before, rss = self.picture(sb), self.server.daemon().memory()["Rss"]
-        self.assertEqual(before[0][2], "0")
-        self.assertGreater(int(before[0][1]), 0)
+        (descriptors, groups, zombies), ours = self.quiet(sb)
+        self.assertGreater(groups, 0)
+        self.assertEqual(zombies, 0)
+        rss = self.server.daemon().memory()["Rss"]
         store = os.path.join(self.server.state_dir, "spaced")
         self.in_parallel(sb, 8, SHORT // 8)
-        self.until(lambda: self.picture(sb) == before, f"as it was: {before}, now {self.picture(sb)}", 60)
+        self.assertEqual(self.quiet(sb), ((descriptors, groups, zombies), ours))
         known = len(self.api.pages(f"{sb.path}/processes", limit=1000))
         self.assertLessEqual(known, 4096)
         kept = min(SHORT, 4096)
