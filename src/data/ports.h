@@ -114,8 +114,8 @@ struct port_credentials {
 
 /* Writes the head for the guest into p->head. ERROR_INVALID for what no proxy may pass on. */
 int port_head(struct port_call *p, const struct port_credentials *ours, struct error *err);
-/* Adds the guest's header fields to the answer. */
-void port_answer_fields(struct port_call *p);
+/* Adds the guest's header fields to the answer. ERROR_PROTOCOL: they do not fit. */
+int port_answer_fields(struct port_call *p, struct error *err);
 
 /* --- ports_tunnel.c --- */
 

@@ -260,7 +260,11 @@ static void deliver(struct port_call *p)
     }
     if (!p->complete && !request_is_over(p))
         return;
-    port_answer_fields(p);
+    struct error err = ERROR_INIT;
+    if (port_answer_fields(p, &err) < 0) {
+        fail_at_port(p, &err);
+        return;
+    }
     if (!p->answer.has_body) {
         reply_bare(p);
     } else if (p->complete) {
@@ -340,7 +344,11 @@ static void on_data(void *arg, const void *data, size_t n)
         return;
     port_conn_taken(p->conn, used - (p->owed - owed));
     if (rc > 0) {
-        port_answer_fields(p);
+        struct error err = ERROR_INIT;
+        if (port_answer_fields(p, &err) < 0) {
+            fail_at_port(p, &err);
+            return;
+        }
         port_tunnel_open(p);
         if (used < n)
             port_tunnel_data(p, (const unsigned char *)data + used, n - used);

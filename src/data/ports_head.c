@@ -182,9 +182,14 @@ int port_head(struct port_call *p, const struct port_credentials *ours, struct e
 
 /* --- to the client --- */
 
-void port_answer_fields(struct port_call *p)
+int port_answer_fields(struct port_call *p, struct error *err)
 {
     const struct response *a = &p->answer;
+    size_t bytes = 0;
+    for (unsigned i = 0; i < a->fields; i++)
+        bytes += strlen(a->field[i].name) + strlen(a->field[i].value) + 4;
+    if (bytes > http_answer_room(p->call.r))
+        return error_set(err, ERROR_PROTOCOL, "its head is too long beside that of the request");
     for (unsigned i = 0; i < a->fields; i++) {
         const struct response_field *f = &a->field[i];
         bool named = false;
@@ -195,4 +200,5 @@ void port_answer_fields(struct port_call *p)
         if (switched || (!named && !is_hop(f->name) && strcasecmp(f->name, "Content-Length") != 0))
             http_add_header(p->call.r, f->name, f->value);
     }
+    return 0;
 }

@@ -5,6 +5,8 @@
 #include "base/str.h"
 #include "http/internal.h"
 
+#define FIELD_COST 64 /* what the library keeps of each field, beside its text */
+
 struct head_scan {
     struct http_request *r;
     size_t bytes;
@@ -39,6 +41,14 @@ static const char **field_of(struct head_scan *scan, const char *name)
     }
 }
 
+static size_t cookie_cost(const char *value)
+{
+    size_t cost = FIELD_COST + strlen(value);
+    for (; (value = strchr(value, ';')); value++)
+        cost += FIELD_COST;
+    return cost;
+}
+
 /* One pass over all fields, since every look-up by name would walk them again. */
 static enum MHD_Result scan_field(void *cls, enum MHD_ValueKind kind, const char *name, const char *value)
 {
@@ -47,6 +57,9 @@ static enum MHD_Result scan_field(void *cls, enum MHD_ValueKind kind, const char
     value = value ? value : "";
     scan->fields++;
     scan->bytes += strlen(name) + strlen(value);
+    scan->r->head_cost += strlen(name) + strlen(value) + FIELD_COST;
+    if (strcasecmp(name, "Cookie") == 0) /* the library takes it apart, in a copy */
+        scan->r->head_cost += cookie_cost(value);
     const char **to = field_of(scan, name);
     if (to) {
         scan->repeated = scan->repeated || *to;
@@ -164,6 +177,7 @@ static int check_body(struct http_request *r, struct error *err)
 int head_check(struct http_request *r, char allow[ROUTE_ALLOW_SIZE], struct error *err)
 {
     struct head_scan scan = {.r = r};
+    r->head_cost = 2 * (r->target ? strlen(r->target) : 0); /* it takes the query apart, too */
     (void)MHD_get_connection_values(r->mhd, MHD_HEADER_KIND, scan_field, &scan);
     allow[0] = '\0';
     /* Framing first: how much of a body is still to come is needed for every refusal too. */

@@ -112,6 +112,9 @@ int http_header_each(const struct http_request *r, int (*fn)(void *arg, const ch
                      void *arg);
 const char *http_target(const struct http_request *r); /* as the gate was given it; "" for a malformed one */
 const char *http_authority(const struct http_request *r);
+/* Bytes that the header fields of the answer may have, so that it fits beside the request's. A
+ * larger one would end the connection without an answer. */
+size_t http_answer_room(const struct http_request *r);
 bool http_is_1_1(const struct http_request *r); /* else the client speaks HTTP/1.0 */
 #define HTTP_PEER_SIZE 64
 /* The client's address in numbers, "" when it is gone. */

@@ -12,10 +12,11 @@
 #include "http/route.h"
 #include "http/uri.h"
 
-#define HEAD_BYTES_MAX (16 * 1024)    /* names and values of all header fields */
-#define HEAD_FIELDS_MAX 64            /* header fields */
-#define REPLY_HEADERS_MAX 128         /* added by a handler */
-#define DISCARD_MAX (1024 * 1024)     /* bytes of a refused body that are read to keep the connection */
+#define POOL_BYTES (32 * 1024)     /* of one connection: buffers, header fields; cleared after each request */
+#define HEAD_BYTES_MAX (16 * 1024) /* names and values of all header fields */
+#define HEAD_FIELDS_MAX 64         /* header fields */
+#define REPLY_HEADERS_MAX 128      /* added by a handler */
+#define DISCARD_MAX (1024 * 1024)  /* bytes of a refused body that are read to keep the connection */
 #define LINGER_MAX (64 * 1024 * 1024) /* bytes of a refused body read after an early answer */
 #define STATUS_CLIENT_GONE 499        /* reported to `answered` when nobody was there to answer to */
 
@@ -89,6 +90,7 @@ struct http_request {
 
     /* head */
     const char *content_type, *authorization, *api_key, *idempotency_key, *host;
+    size_t head_cost;          /* of the connection's memory: what the head takes there */
     uint64_t length;           /* of the body; UINT64_MAX: chunked */
     bool unframed;             /* where the body ends is not clear: the connection ends after the answer */
     struct error target_error; /* a malformed target is answered when the head is complete */

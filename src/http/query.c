@@ -95,6 +95,12 @@ const char *http_authority(const struct http_request *r)
     return r->mhd && r->host ? r->host : "";
 }
 
+size_t http_answer_room(const struct http_request *r)
+{
+    size_t taken = r->head_cost + 2048; /* line ends, what this server says itself, rounding */
+    return taken < POOL_BYTES ? POOL_BYTES - taken : 0;
+}
+
 bool http_is_1_1(const struct http_request *r)
 {
     return r->http_1_1;

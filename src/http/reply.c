@@ -272,7 +272,9 @@ static void send_problem(struct http_request *r, const struct error *err)
         (void)snprintf(seconds, sizeof(seconds), "%u", retry_s);
         http_add_header(r, "Retry-After", seconds);
     }
-    if (status >= 500)
+    /* What is passed on fails for its own reasons, as often as anybody likes to ask. */
+    bool own = !r->route || !r->route->def->raw;
+    if (status >= 500 && own)
         LOG(LOG_WARN, "request failed", "path=" LOG_Q " status=%u error=" LOG_Q, http_path(r), status,
             err->message);
     set_response(r, status, "application/problem+json", text, text ? strlen(text) : 0);

@@ -17,7 +17,6 @@
 
 #define CONNECTIONS_DEFAULT 4096
 #define IDLE_TIMEOUT_DEFAULT_S 620 /* above what load balancers keep, so that they close first */
-#define POOL_BYTES (32 * 1024)     /* of one connection: buffers, header fields; cleared after each request */
 #define BACKLOG 1024
 #define RESTLESS_MAX 2000 /* looks without a pause: work, or a connection that keeps the library awake */
 

@@ -455,6 +455,30 @@ static void answers_that_are_none(void **state)
     assert_int_equal(fake_conns_open(), 0);
 }
 
+/* A head that fits by itself, but not beside the request's. */
+static void an_answer_that_does_not_fit(void **state)
+{
+    struct rig *g = *state;
+    static char text[20000], answer[20000];
+    for (int i = 0; i < 2; i++) {
+        (void)snprintf(text, sizeof(text),
+                       "GET @/ HTTP/1.1\r\n" KEY "Connection: close\r\nCookie: %*s\r\n\r\n", i ? 12000 : 10,
+                       "c");
+        (void)snprintf(answer, sizeof(answer),
+                       OK "Connection: close\r\nContent-Length: 2\r\nX-Long: %*s\r\n\r\nok", 12000, "x");
+        for (char *c = strstr(text, "Cookie: ") + 8; *c != '\r'; c++)
+            *c = 'c';
+        for (char *c = strstr(answer, "X-Long: ") + 8; *c != '\r'; c++)
+            *c = 'x';
+        struct client *c = say(g, text);
+        fake_conn_text(conn_of(g), answer);
+        until_got(g, c, i ? "HTTP/1.1 502 " : "HTTP/1.1 200 ");
+        until_got(g, c, i ? "guest_protocol" : "\r\n\r\nok");
+        client_close(c);
+        world_settle(g->w);
+    }
+}
+
 /* What has begun can only be cut. */
 static void answers_that_break(void **state)
 {
@@ -655,6 +679,7 @@ int main(void)
         T(slow_guests),
         T(answers_without_bodies),
         T(answers_that_are_none),
+        T(an_answer_that_does_not_fit),
         T(answers_that_break),
         T(no_answer),
         QUICK(guests_that_keep_silent),

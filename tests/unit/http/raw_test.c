@@ -77,6 +77,13 @@ static void answer(struct http_request *r)
         for (unsigned i = 0; i < 100; i++)
             http_add_header(r, "X-Many",
                             "0123456789012345678901234567890123456789012345678901234567890123456789");
+    if (strstr(target, "largest")) { /* what a guest's head may have */
+        char value[160];
+        memset(value, 'v', 153);
+        value[153] = '\0';
+        for (unsigned i = 0; i < 100 && (i + 1) * 164 <= http_answer_room(r); i++)
+            http_add_header(r, "X-Large", value);
+    }
     if (strstr(target, "known"))
         http_stream_start(r, status, NULL, 5, fill_text);
     else if (strstr(target, "whole")) {
@@ -313,6 +320,38 @@ static void headers_are_what_the_handler_says(void **state)
     answer_finish(&a);
 }
 
+/* The largest head of an answer that there is room for, beside heads of requests of any size. */
+static void large_heads(void **state)
+{
+    (void)state;
+    static const char *const targets[] = {"/out/largest", "/out/largest/whole", "/out/largest/known"};
+    static const size_t sizes[] = {10, 3000, 6000, 9000, 12000, 15000};
+    static char text[40000], in[65536], query[8001];
+    for (size_t i = 0; i < 4 * ARRAY_LEN(targets) * ARRAY_LEN(sizes); i++) {
+        char cookie[16001] = "";
+        size_t size = sizes[i % ARRAY_LEN(sizes)], query_n = i % 2 ? 4000 : 10;
+        memset(cookie, 'c', size);
+        for (size_t at = 0; i % 4 >= 2 && at < size; at += 40)
+            cookie[at] = ';';
+        memset(query, 'q', query_n);
+        query[query_n] = '\0';
+        (void)snprintf(text, sizeof(text),
+                       "GET %s?%s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n%s: %s\r\n\r\n",
+                       targets[i % ARRAY_LEN(targets)], query, i % 8 >= 4 ? "Cookie" : "X-Other", cookie);
+        int fd = client_connect(&f);
+        size_t n = 0;
+        ssize_t got;
+        client_text(fd, text);
+        while (n + 1 < sizeof(in) && (got = recv(fd, in + n, sizeof(in) - 1 - n, 0)) > 0)
+            n += (size_t)got;
+        in[n] = '\0';
+        if (!str_starts(in, "HTTP/1.1 200 ") && !str_starts(in, "HTTP/1.1 431 "))
+            fail_msg("case %zu of %zu bytes: %.100s", i, size, in);
+        assert_true(size > 10 || count(in, "\r\nX-Large: v") == 100 || query_n > 10);
+        (void)close(fd);
+    }
+}
+
 /* Status, method, and what the head says about the body. */
 static void answers_without_a_body(void **state)
 {
@@ -416,6 +455,7 @@ int main(void)
         T(bodies_come_through),
         T(a_body_that_is_asked_for),
         T(headers_are_what_the_handler_says),
+        T(large_heads),
         T(answers_without_a_body),
         T(any_status),
         T(an_old_client_gets_a_stream_to_the_end_of_the_connection),
