@@ -446,6 +446,65 @@ static void test_ndjson_broken(void **state)
     answer_free(&a);
 }
 
+/* All others leave, whatever their form and session; what they had given is not lost. */
+static void test_takeover(void **state)
+{
+    struct rig *g = *state;
+    g->w->guest->input_max = 2;
+    struct attach_keys k = new_session(g, "{\"argv\":[\"sh\"],\"stdin\":true,\"stdin_on_detach\":\"close\"}");
+    struct attach_keys other = new_session(g, "{\"argv\":[\"other\"]}");
+    struct ws first = ws_open(g, &k, "");
+    struct ws apart = ws_open(g, &other, "");
+    struct guest_process *p = guest_process_of(g, &k);
+    fake_started(p, 7);
+    json_decref(ws_event(g, &first, "started"));
+    struct client *lines = ndjson(g, &k);
+    ws_send(g, &first, WS_BINARY, "\0abcd", 5);
+    rig_until(g, p->input_n == 2);
+    struct ws second = ws_open(g, &k, "&takeover=1");
+    json_decref(ws_event(g, &second, "started"));
+    ws_closes(g, &first, 4001);
+    struct answer a = answer_of(g, lines);
+    assert_int_equal(a.status, 200);
+    assert_false(a.cut);
+    assert_non_null(strstr((char *)a.body, "{\"type\":\"taken_over\"}\n"));
+    answer_free(&a);
+    p->input_max = sizeof(p->input);
+    p->events.stdin_room(p->arg);
+    assert_int_equal(p->input_n, 4);
+    assert_memory_equal(p->input, "abcd", 4);
+    assert_false(p->input_closed); /* somebody is still there */
+    fake_output(p, GUEST_STDOUT, 0, "x", 1);
+    ws_output(g, &second, 1, 0, "x");
+    fake_started(guest_process_of(g, &other), 8);
+    json_decref(ws_event(g, &apart, "started"));
+    ws_finish(&first);
+    ws_finish(&second); /* the last one goes without a word */
+    rig_until(g, p->input_closed);
+    ws_finish(&apart);
+}
+
+/* A command that could not be started is not made; one that starts by itself waits. */
+static void test_asleep(void **state)
+{
+    struct rig *g = *state;
+    static const enum sandbox_state states[] = {SANDBOX_PAUSING,   SANDBOX_PAUSED,   SANDBOX_SUSPENDING,
+                                                SANDBOX_SUSPENDED, SANDBOX_STOPPING, SANDBOX_STOPPED};
+    for (size_t i = 0; i < ARRAY_LEN(states); i++) {
+        g->w->sb->state = states[i];
+        g->w->sb->auto_wake = false;
+        struct answer a = post(g, sb_path(g, "/sessions"), "{\"argv\":[\"a\"]}");
+        assert_int_equal(a.status, 409);
+        answer_free(&a);
+        assert_null(processes_next(g->w->sessions, g->w->sb->id, NULL));
+    }
+    g->w->sb->auto_wake = true;
+    (void)new_session(g, "{\"argv\":[\"a\"]}");
+    g->w->sb->auto_wake = false;
+    (void)new_session(g, "{\"argv\":[\"a\"],\"start\":\"now\"}");
+    g->w->sb->state = SANDBOX_RUNNING;
+}
+
 static void test_resize(void **state)
 {
     struct rig *g = *state;
@@ -477,6 +536,8 @@ int main(void)
         T(test_wakes_for_a_running_process),
         T(test_ndjson),
         T(test_ndjson_broken),
+        T(test_takeover),
+        T(test_asleep),
         T(test_resize),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
