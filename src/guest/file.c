@@ -8,6 +8,7 @@
 
 #define PUSH_PART (60u << 10)
 #define TELL_BYTES (64u << 10)
+#define TELL_FRAMES 32 /* the agent keeps at most some hundred that it has no word of, however small */
 #define WRITE_CREDIT_MAX (4u << 20)
 
 static int check_request(const struct guest *g, const struct file_request *r, struct error *err)
@@ -246,12 +247,19 @@ void guest_file_free(struct guest_file *f)
     free(f);
 }
 
+/* Whether the agent is to hear of what has been taken. */
+static bool is_due(const struct guest_file *f)
+{
+    uint64_t more = f->taken + PROTO_OUTPUT_WINDOW - f->told;
+    return more >= TELL_BYTES || (more > 0 && f->frames >= TELL_FRAMES);
+}
+
 void guest_file_taken(struct guest_file *f, size_t n)
 {
     if (!f->g || f->writes || n > f->received - f->taken)
         return;
     f->taken += n;
-    if (f->taken + PROTO_OUTPUT_WINDOW - f->told >= TELL_BYTES)
+    if (is_due(f))
         guest_flush_later(f->g);
 }
 
@@ -320,15 +328,17 @@ static void pump_write(struct guest_file *f)
 
 void guest_file_pump(struct guest_file *f)
 {
-    uint64_t limit = f->taken + PROTO_OUTPUT_WINDOW;
     if (f->ended || f->failed)
         return;
     if (f->writes) {
         pump_write(f);
-    } else if (limit - f->told >= TELL_BYTES) {
-        struct proto_window w = {PROTO_FILE_DATA, f->taken, limit};
-        if (proto_window_send(&f->g->tx, f->g->tag, f->channel, &w))
-            f->told = limit;
+    } else if (is_due(f)) {
+        struct proto_window w = {PROTO_FILE_DATA, f->taken, f->taken + PROTO_OUTPUT_WINDOW};
+        if (!proto_window_send(&f->g->tx, f->g->tag, f->channel, &w))
+            return;
+        f->told = w.limit;
+        if (f->taken == f->received)
+            f->frames = 0;
     }
 }
 
@@ -387,6 +397,7 @@ static int on_data(struct guest_file *f, const struct proto_frame *frame, const 
     if (d.offset != f->received || d.offset + d.n > f->told)
         return -1;
     f->received += d.n;
+    f->frames++;
     if (f->kind != GUEST_FILE_READS)
         return guest_records_data(f, d.bytes, d.n, ret_why);
     f->read.data(f->arg, d.bytes, d.n);

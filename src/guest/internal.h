@@ -94,6 +94,7 @@ struct guest_file {
     bool failed; /* error is to be told by the deferred call */
     struct error error;
     uint64_t received, taken, told; /* read */
+    unsigned frames;                /* received that the agent has no word of */
     struct buf out;                 /* write: from out_base on */
     uint64_t out_base, out_sent, out_limit;
     struct buf part;      /* list, watch: the beginning of a record */

@@ -294,6 +294,31 @@ static void a_watch(void **state)
     end(&w);
 }
 
+/* The agent keeps every frame until it has word of it, and stops reading when it keeps too many, however
+ * small they are. */
+static void small_frames_are_told_of(void **state)
+{
+    (void)state;
+    struct world w;
+    watch(&w);
+    for (unsigned i = 0; i < 100; i++)
+        say_change(&w, PROTO_CHANGE_MODIFIED, "x", "");
+    guest_file_pump(w.f);
+    assert_int_equal(w.f->told, PROTO_OUTPUT_WINDOW);
+    guest_file_taken(w.f, 13); /* the first of them */
+    guest_file_pump(w.f);
+    assert_int_equal(w.f->told, PROTO_OUTPUT_WINDOW + 13);
+    guest_file_taken(w.f, 13 * 99);
+    guest_file_pump(w.f);
+    assert_int_equal(w.f->told, PROTO_OUTPUT_WINDOW + 1300);
+    /* Few of them wait for more. */
+    say_change(&w, PROTO_CHANGE_MODIFIED, "x", "");
+    guest_file_taken(w.f, 13);
+    guest_file_pump(w.f);
+    assert_int_equal(w.f->told, PROTO_OUTPUT_WINDOW + 1300);
+    end(&w);
+}
+
 /* An owner who takes nothing gets no more than the window; more is a lie. */
 static void a_watch_that_is_not_taken(void **state)
 {
@@ -759,19 +784,13 @@ static void requests_as_they_are_read(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_listing_in_pieces),
-        cmocka_unit_test(the_largest_record),
-        cmocka_unit_test(a_listing_that_fails),
-        cmocka_unit_test(a_watch),
-        cmocka_unit_test(a_watch_that_is_not_taken),
-        cmocka_unit_test(a_watch_goes_on),
-        cmocka_unit_test(lies_about_listings),
-        cmocka_unit_test(lies_about_changes),
-        cmocka_unit_test(nothing_comes_before_the_word),
-        cmocka_unit_test(closed_from_a_record),
-        cmocka_unit_test(earlier_agents),
-        cmocka_unit_test(requests_that_cannot_be),
-        cmocka_unit_test(requests_as_they_are_read),
+        cmocka_unit_test(a_listing_in_pieces),       cmocka_unit_test(the_largest_record),
+        cmocka_unit_test(a_listing_that_fails),      cmocka_unit_test(a_watch),
+        cmocka_unit_test(a_watch_that_is_not_taken), cmocka_unit_test(a_watch_goes_on),
+        cmocka_unit_test(lies_about_listings),       cmocka_unit_test(lies_about_changes),
+        cmocka_unit_test(small_frames_are_told_of),  cmocka_unit_test(nothing_comes_before_the_word),
+        cmocka_unit_test(closed_from_a_record),      cmocka_unit_test(earlier_agents),
+        cmocka_unit_test(requests_that_cannot_be),   cmocka_unit_test(requests_as_they_are_read),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
