@@ -159,10 +159,11 @@ void guest_conn_pump(struct guest_conn *c)
 void guest_conn_pump_all(struct guest *g)
 {
     struct guest_conn *c;
+    bool room = buf_len(&g->tx) <= GUEST_TX_HIGH;
     DL_FOREACH(g->conns, c)
     guest_conn_pump(c);
-    /* The one that came first has what room there is; the next time it is another's turn. */
-    if (g->conns && g->conns->next && buf_len(&g->tx) > GUEST_TX_HIGH) {
+    /* The one that came first may have taken all of the room; the next time it is another's turn. */
+    if (room && g->conns && g->conns->next && buf_len(&g->tx) > GUEST_TX_HIGH) {
         c = g->conns;
         DL_DELETE(g->conns, c);
         DL_APPEND(g->conns, c);

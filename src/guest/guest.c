@@ -87,19 +87,30 @@ static void settle(struct guest *g)
     guest_conn_settle(g);
 }
 
-/* What waits for room in the queue. Who is first may have all of it, so that changes. */
-static void pump(struct guest *g)
+static void pump_others(struct guest *g)
 {
     struct guest_process *p;
     struct guest_file *f;
-    bool conns_first = g->flushes++ & 1;
-    if (conns_first)
-        guest_conn_pump_all(g);
     DL_FOREACH(g->processes, p)
     guest_process_pump(p);
     DL_FOREACH(g->files, f)
     guest_file_pump(f);
-    if (!conns_first)
+}
+
+/* What waits for room in the queue. Who is first may take all of it; then it is the others' turn to be
+ * first. */
+static void pump(struct guest *g)
+{
+    bool room = buf_len(&g->tx) <= GUEST_TX_HIGH, conns_first = g->conns_first;
+    if (conns_first)
+        guest_conn_pump_all(g);
+    else
+        pump_others(g);
+    if (room && buf_len(&g->tx) > GUEST_TX_HIGH)
+        g->conns_first = !conns_first;
+    if (conns_first)
+        pump_others(g);
+    else
         guest_conn_pump_all(g);
 }
 

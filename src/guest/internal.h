@@ -162,7 +162,7 @@ struct guest {
     struct guest_file *files, *dead_files;
     struct guest_conn *conns, *dead_conns;
     unsigned call_count, process_count, file_count, conn_count;
-    unsigned flushes; /* whose turn it is to send first */
+    bool conns_first; /* whose turn it is to send */
 };
 
 /* guest.c */

@@ -483,6 +483,54 @@ static void the_queue_of_the_port_is_bounded(void **state)
     end(&w);
 }
 
+static void on_written(void *arg, const struct error *err, const struct guest_stat *st)
+{
+    (void)arg;
+    (void)err;
+    (void)st;
+}
+
+/* A file that is given without a pause fills the queue of the port again and again: a request goes out all
+ * the same, as soon as what was before it. */
+static void an_upload_does_not_starve_it(void **state)
+{
+    (void)state;
+    struct world w;
+    struct owner o;
+    struct error e = ERROR_INIT;
+    struct guest_file *f;
+    uint32_t channel;
+    static unsigned char block[1 << 20];
+    const struct guest_write to = {.path = "/x", .mode = UINT32_MAX};
+    const struct guest_write_events written = {.done = on_written};
+    begin(&w);
+    stand(&w, &o, &channel);
+    assert_ok(guest_file_write(w.g, &to, &written, NULL, &f, &e), &e);
+    uint32_t files = next(&w).channel;
+    size_t between = 0, requests = 0, asked = 0;
+    for (int i = 0; i < 400; i++) {
+        (void)guest_file_push(f, block, sizeof(block));
+        if (i >= 20 && requests == asked) {
+            assert_int_equal(guest_conn_push(o.c, "?", 1), 1);
+            asked++;
+            between = 0;
+        }
+        turn(&w);
+        struct sent s = next(&w); /* the port takes one frame a turn */
+        if (s.channel == channel) {
+            requests++;
+        } else if (s.type == PROTO_DATA) {
+            between += requests < asked ? s.d.n : 0;
+            give_window(&w, files, PROTO_FILE_DATA, s.d.offset + s.d.n, s.d.offset + s.d.n + (1 << 20));
+        }
+        assert_true(between < 3 * (size_t)GUEST_TX_HIGH);
+    }
+    assert_true(requests > 20);
+    guest_file_close(f);
+    hang_up(&o);
+    end(&w);
+}
+
 /* Credit follows the owner's pace; what has come is acknowledged at once, as nothing of it is needed again.
  */
 static void the_guest_is_held_back(void **state)
@@ -860,6 +908,7 @@ int main(void)
         cmocka_unit_test(what_cannot_be_dialed),
         cmocka_unit_test(the_owner_is_held_back),
         cmocka_unit_test(the_queue_of_the_port_is_bounded),
+        cmocka_unit_test(an_upload_does_not_starve_it),
         cmocka_unit_test(the_guest_is_held_back),
         cmocka_unit_test(they_do_not_outlive_the_link),
         cmocka_unit_test(closed_from_a_callback),
