@@ -43,16 +43,26 @@ static int give_xattrs(int fd, bool path, const struct archive_looks *l, const s
     return 0;
 }
 
+/* Asking costs much less than changing what is right already. */
+static int give_owner_and_mode(int fd, const struct archive_looks *l)
+{
+    struct stat st;
+    if (fstat(fd, &st) < 0)
+        return -1;
+    bool same = (l->uid == (uid_t)-1 || l->uid == st.st_uid) && (l->gid == (gid_t)-1 || l->gid == st.st_gid);
+    /* A change of owner takes away set-user-ID and capabilities, so it comes first. */
+    if (!same && fchownat(fd, "", l->uid, l->gid, AT_EMPTY_PATH) < 0)
+        return -1;
+    if (l->mode_set || (same && (st.st_mode & 07777) == l->mode))
+        return 0;
+    return fchmod(fd, l->mode);
+}
+
 int archive_dress(int fd, bool path, const struct archive_looks *l, const struct tar_entry *e)
 {
     struct timespec times[2] = {{.tv_nsec = UTIME_OMIT},
                                 {.tv_sec = (time_t)l->mtime_s, .tv_nsec = (long)l->mtime_ns}};
-    /* A change of owner takes away set-user-ID and capabilities. */
-    if ((l->uid != (uid_t)-1 || l->gid != (gid_t)-1) && fchownat(fd, "", l->uid, l->gid, AT_EMPTY_PATH) < 0)
-        return -1;
-    if (!l->mode_set && fchmod(fd, l->mode) < 0)
-        return -1;
-    if (e->pax_n && give_xattrs(fd, path, l, e) < 0)
+    if (give_owner_and_mode(fd, l) < 0 || (e->pax_n && give_xattrs(fd, path, l, e) < 0))
         return -1;
     return path ? utimensat(fd, "", times, AT_EMPTY_PATH) : futimens(fd, times);
 }

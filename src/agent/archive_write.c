@@ -181,8 +181,7 @@ static int make_node(struct unpacker *u, const struct tar_entry *e, int dir)
 
 static int make_file(struct unpacker *u, const struct tar_entry *e, int dir)
 {
-    (void)e;
-    return openat(dir, u->temp, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+    return openat(dir, u->temp, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, e->mode & 0777);
 }
 
 /* The result of `make`, under a name that was free. */
