@@ -174,8 +174,8 @@ static void explain(const struct child *c, char *to, size_t size)
         (void)snprintf(to, size, "'%.120s' was not found in PATH", s->argv[0]);
     else if (c->error == E2BIG)
         (void)snprintf(to, size,
-                       "cannot run '%.60s': an argument or a variable has more than 131071 bytes, or all "
-                       "together have more than the kernel takes (a quarter of the stack's limit)",
+                       "cannot run '%.60s': arguments or environment are too large: a single one has at most "
+                       "131071 bytes, all together a quarter of the stack's limit",
                        s->argv[0]);
     else if (c->error == ENOEXEC)
         (void)snprintf(to, size, "cannot run '%.120s': %s: no program of this machine, nor a script with #!",
