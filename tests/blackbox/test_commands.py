@@ -122,7 +122,8 @@ class Arguments(CommandTest):
         self.assertEqual((done.code, done.out), (0, b"10 1000000\n"), done)
 
     def test_what_is_too_much_says_how_much_is_not(self):
-        problem = self.api.problem("POST", f"{self.sb.path}/exec", {"argv": ["true", *["a" * 100_000] * 11]}, status=413)
+        argv = ["true", *["a" * 100_000] * 11]
+        problem = self.api.problem("POST", f"{self.sb.path}/exec", {"argv": argv}, status=413)
         self.assertIn("1048576", problem["detail"])
         self.api.problem("POST", f"{self.sb.path}/exec", {"argv": ["true"] + ["a"] * 4096}, status=400)
         # The kernel's own limit of one argument.
