@@ -270,14 +270,14 @@ class Trees(FileCase):
 
     def test_contents(self):
         self.plant(self.here("t"))
-        os.makedirs(self.there("have"))
-        self.write(self.there("have", "old"))
-        os.chmod(self.there("have"), 0o711)
-        for source in (self.here("t", "."), self.here("t") + "/."):
-            self.cp(source, "sb_1:/have")
-        self.assertEqual(self.read(self.there("have", "sub", "deep", "f")), b"deep")
-        self.assertTrue(os.path.exists(self.there("have", "old")))
-        self.assertEqual(stat.S_IMODE(os.stat(self.there("have")).st_mode), 0o711)
+        for have, source in (("have", self.here("t", ".")), ("more", self.here("t") + "//./")):
+            os.makedirs(self.there(have))
+            self.write(self.there(have, "old"))
+            os.chmod(self.there(have), 0o711)
+            self.cp(source, f"sb_1:/{have}")
+            self.assertEqual(self.read(self.there(have, "sub", "deep", "f")), b"deep")
+            self.assertTrue(os.path.exists(self.there(have, "old")))
+            self.assertEqual(stat.S_IMODE(os.stat(self.there(have)).st_mode), 0o711)
         r = subprocess.run([SPACE, "cp", ".", "sb_1:/whole"], cwd=self.here("t"), env=self.env, capture_output=True)
         self.assertEqual(r.returncode, 0, r.stderr)
         self.check(self.there("whole"))
