@@ -1,7 +1,11 @@
 """Terminals: job control, keys, sizes, full-screen programs, as a person at a keyboard has them."""
+import os
 import re
+import shutil
+import subprocess
 import time
 
+from harness import server
 from harness.case import SharedSandboxTest, limit
 from harness.ws import Attach
 
@@ -33,6 +37,14 @@ class TerminalTest(SharedSandboxTest):
         attached.wait, attached.screen = expect, screen
         return attached
 
+    def pid_of(self, command):
+        """Of the process with exactly this command line, or ""."""
+        return self.sb.sh("for p in /proc/[0-9]*; do [ \"$(tr '\\000' ' ' < $p/cmdline 2>/dev/null)\" = "
+                          f"'{command} ' ] && echo ${{p#/proc/}}; done; true").strip()
+
+    def state_of(self, command):
+        return self.sb.sh(f"cut -d' ' -f3 /proc/{self.pid_of(command)}/stat").strip()
+
     def shell(self, **kw):
         shell = self.terminal(["sh", "-i"], env={"PS1": "ready> ", "ENV": ""}, **kw)
         shell.wait("ready> ")
@@ -43,23 +55,21 @@ class JobControl(TerminalTest):
     def test_stop_background_and_foreground(self):
         shell = self.shell()
         shell.stdin("sleep 4004\n")
-        shell.wait("sleep 4004")
-        self.until(lambda: self.sb.sh("pgrep -f '^sleep 4004' || true"), "the sleep")
+        self.until(lambda: self.pid_of("sleep 4004"), "the sleep")
         shell.stdin(b"\x1a")
-        shell.wait("Stopped")
+        self.until(lambda: self.state_of("sleep 4004") == "T", "stopped")
         shell.wait("ready> ")
-        state = self.sb.sh("cut -d' ' -f3 /proc/$(pgrep -f '^sleep 4004')/stat").strip()
-        self.assertEqual(state, "T")
         shell.stdin("bg\n")
-        shell.wait("ready> ")
-        self.until(lambda: self.sb.sh("cut -d' ' -f3 /proc/$(pgrep -f '^sleep 4004')/stat").strip() == "S", "running")
+        self.until(lambda: self.state_of("sleep 4004") == "S", "running")
         shell.stdin("jobs\n")
         shell.wait("Running")
         shell.stdin("fg\n")
-        shell.wait("sleep 4004")
+        # In the foreground when its group is the terminal's.
+        self.until(lambda: len(set(self.sb.sh(f"cut -d' ' -f5,8 /proc/{self.pid_of('sleep 4004')}/stat").split())) == 1,
+                   "the foreground")
         shell.stdin(b"\x03")
-        shell.wait("ready> ")
-        shell.stdin("echo code $?\n")
+        self.until(lambda: not self.pid_of("sleep 4004"), "the end")
+        shell.stdin("echo co\"\"de $?\n")
         shell.wait("code 130")
         shell.stdin("exit 7\n")
         self.assertEqual(shell.finish()["exit_code"], 7)
@@ -76,12 +86,13 @@ class JobControl(TerminalTest):
     def test_control_d_and_quit(self):
         shell = self.shell()
         shell.stdin("cat\n")
+        self.until(lambda: self.pid_of("cat"), "cat")
         shell.stdin("line\n")
         shell.wait("line\r\nline")
         shell.stdin(b"\x04")
         shell.wait("ready> ")
         shell.stdin("sleep 100\n")
-        self.until(lambda: self.sb.sh("pgrep -f '^sleep 100' || true"), "the sleep")
+        self.until(lambda: self.pid_of("sleep 100"), "the sleep")
         shell.stdin(b"\x1c")
         shell.wait("ready> ")
         shell.stdin(b"\x04")
@@ -102,10 +113,10 @@ class JobControl(TerminalTest):
         shell = self.shell()
         process = shell.session["session"]["process_id"]
         shell.stdin("sleep 4005 &\n")
-        self.until(lambda: self.sb.sh("pgrep -f '^sleep 4005' || true"), "the sleep")
+        self.until(lambda: self.pid_of("sleep 4005"), "the sleep")
         self.api.ok("POST", f"{self.sb.path}/processes/{process}/signal", {"signal": "SIGHUP"})
         self.assertEqual(shell.finish()["reason"], "signal")
-        self.until(lambda: not self.sb.sh("pgrep -f '^sleep 4005' || true"), "nothing left")
+        self.until(lambda: not self.pid_of("sleep 4005"), "nothing left")
 
 
 class Settings(TerminalTest):
@@ -125,11 +136,11 @@ class Settings(TerminalTest):
 
     def test_resize_reaches_the_foreground(self):
         shell = self.shell()
-        shell.stdin("trap 'echo size $(stty size)' WINCH; while :; do sleep 0.1; done\n")
-        time.sleep(0.5)
+        shell.stdin("sh -c 'trap \"stty size\" WINCH; echo be\"\"gun; while :; do sleep 0.1; done'\n")
+        shell.wait("begun")
         for rows, cols in ((40, 132), (10, 20)):
             shell.control(type="resize", rows=rows, cols=cols)
-            shell.wait(f"size {rows} {cols}")
+            shell.wait(f"{rows} {cols}")
 
     def test_bytes_pass_a_raw_terminal_unchanged(self):
         raw = self.terminal(["sh", "-c", "stty raw -echo; echo go; head -c 256 | od -An -v -tx1 | tr -d ' \\n'"])
@@ -195,3 +206,101 @@ class FullScreen(TerminalTest):
         second.stdin(":wq\r")
         self.assertEqual(second.finish()["exit_code"], 0)
         self.assertEqual(self.sb.read("/root/taken"), b"first second\n")
+
+
+def from_host(*programs):
+    """{"/path": bytes} of programs of this host with all they need, terminals' descriptions included."""
+    files = {}
+    for program in programs:
+        path = os.path.realpath(shutil.which(program))
+        needs = subprocess.run(["ldd", path], check=True, capture_output=True, text=True).stdout
+        files[f"/usr/bin/{program}"] = path
+        for library in re.findall(r"(/\S+) \(0x", needs):
+            files[library] = library
+    for folder in ("/lib/terminfo", "/usr/lib/locale/C.utf8"):
+        for where, _, names in os.walk(folder):
+            files.update({os.path.join(where, name): os.path.join(where, name) for name in names})
+    read = {}
+    for inside, path in files.items():
+        with open(path, "rb") as source:
+            read[inside] = source.read()
+    return read
+
+
+class Editors(TerminalTest):
+    """Programs of a full distribution, as far as this host has them."""
+
+    template = "editors"
+
+    def setUp(self):
+        programs = [name for name in ("vim", "less", "tmux", "htop") if shutil.which(name)]
+        if "editors" not in server.shared().templates and programs:
+            server.shared().templates["editors"] = server.shared().build_template("editors", from_host(*programs),
+                                                                                  disk_mib=256)
+        if not programs:
+            self.skipTest("none of them is installed")
+        super().setUp()
+
+    def need(self, program):
+        if not shutil.which(program):
+            self.skipTest(f"{program} is not installed")
+
+    @limit(240)
+    def test_vim(self):
+        self.need("vim")
+        vim = self.terminal(["vim", "-u", "NONE", "-N", "/root/novel"], rows=24, cols=80)
+        vim.screen("novel", "~", timeout=120)
+        vim.stdin("ihello\rgr\u00fcn\x1b")
+        vim.screen("hello")
+        vim.control(type="resize", rows=40, cols=100)
+        vim.stdin(":echo &lines .. 'x' .. &columns\r")
+        vim.screen("40x100")
+        vim.stdin(":wq\r")
+        self.assertEqual(vim.finish()["exit_code"], 0)
+        self.assertEqual(self.sb.read("/root/novel"), "hello\ngr\u00fcn\n".encode())
+
+    def size_becomes(self, tmux, size):
+        """As the shell in it sees it; what is drawn comes in whatever pieces."""
+        def told():
+            tmux.stdin("stty size > /tmp/size\r")
+            time.sleep(1)
+            return self.sb.sh("cat /tmp/size").strip() == size
+
+        self.until(told, size, 60)
+
+    @limit(240)
+    def test_tmux(self):
+        self.need("tmux")
+        tmux = self.terminal(["tmux", "-u", "new", "sh"], rows=30, cols=90)
+        tmux.screen("[0] 0:sh", timeout=120)
+        tmux.stdin("echo in$((20+3))side\r")
+        tmux.screen("in23side")
+        tmux.stdin(b"\x02%")  # splits
+        self.size_becomes(tmux, "29 44")
+        tmux.control(type="resize", rows=40, cols=100)
+        self.size_becomes(tmux, "39 49")
+        for left in (1, 0):
+            tmux.stdin("exit\r")
+            self.until(lambda: len(self.pid_of("sh").split()) == left, f"{left} shells")
+        self.assertEqual(tmux.finish()["exit_code"], 0)
+
+    @limit(240)
+    def test_less(self):
+        self.need("less")
+        self.sb.put("/root/long", b"".join(b"line %d of it\n" % n for n in range(1, 501)))
+        less = self.terminal(["less", "/root/long"], rows=11, cols=60)
+        less.screen("line 1 of it", "line 10 of it", timeout=120)
+        less.stdin("/line 42 \r")
+        less.screen("line 42 of it")
+        less.stdin("G")
+        less.screen("line 500 of it")
+        less.stdin("q")
+        self.assertEqual(less.finish()["exit_code"], 0)
+
+    @limit(240)
+    def test_htop(self):
+        self.need("htop")
+        htop = self.terminal(["htop"], rows=30, cols=100)
+        htop.screen("PID", "USER", "Load average", timeout=120)
+        htop.stdin("q")
+        self.assertEqual(htop.finish()["exit_code"], 0)
