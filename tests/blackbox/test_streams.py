@@ -66,8 +66,9 @@ class Readers(StreamTest):
         self.assertEqual(late.out.data, expected)
 
     def test_block_holds_the_command_back(self):
-        # 4 MiB through a journal of 1 MiB: the command cannot end before its only reader reads.
-        session = self.sb.session("read go; yes 0123456 | head -c 4194304; echo over >&2", stdin=True, journal_mib=1)
+        # Much more than its journal, the connection's queue and the kernel's buffers hold: the command cannot end
+        # before its only reader reads.
+        session = self.sb.session("read go; yes 0123456 | head -c 33554432; echo over >&2", stdin=True, journal_mib=1)
         reader = self.attach(session)
         process = session["session"]["process_id"]
         self.api.ok("POST", f"{self.sb.path}/processes/{process}/stdin?close=1", b"go\n")
@@ -75,10 +76,10 @@ class Readers(StreamTest):
         time.sleep(3)
         self.assertEqual(self.sb.process(process)["state"], "running")
         end = self.sb.output(process)[2]
-        self.assertLess(end, 4 * MIB)
+        self.assertLess(end, 32 * MIB)
         self.assertEqual(reader.finish(120)["exit_code"], 0)
         self.assertEqual(reader.out.gaps, [])
-        self.assertEqual(reader.out.data, b"0123456\n" * (MIB // 2))
+        self.assertEqual(reader.out.data, b"0123456\n" * (4 * MIB))
         self.assertEqual(reader.err.data, b"over\n")
 
     def test_drop_oldest_does_not(self):
