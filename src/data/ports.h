@@ -10,7 +10,7 @@
 #include "data/ports_address.h"
 #include "http/response.h"
 
-#define PORT_KEPT_MAX 8             /* idle connections of one port */
+#define PORT_KEPT_MAX 32            /* idle connections of one port */
 #define PORT_KEPT_MS 15000          /* each of them */
 #define PORT_YOUNG_MS 2000          /* idle for less, its server will not just be closing it */
 #define PORTS_KEPT_MAX 1024         /* idle connections over all */
