@@ -257,6 +257,20 @@ class Vm:
             self.expect_exit()
         return time.perf_counter() - begin
 
+    def sink(self, size):
+        """Seconds until init has read size bytes from the port."""
+        left, part = size, memoryview(bytes(1 << 20))
+        self.port.sendall(f"SINK {size}\n".encode())
+        if self.port.recv(1) != b"G":
+            raise RuntimeError("the bare guest does not take bytes")
+        begin = time.perf_counter()
+        while left:
+            n = min(left, len(part))
+            self.port.sendall(part[:n])
+            left -= n
+        self.expect_exit()
+        return time.perf_counter() - begin
+
     def loop(self, requests):
         """Seconds of so many requests from init to a server of its own, without the port."""
         begin = time.perf_counter()

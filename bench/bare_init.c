@@ -226,6 +226,21 @@ static void loop(int port, unsigned long long requests)
     write_all(port, answer, sizeof(answer) - 1);
 }
 
+/* "G" first: what follows a line may have been read with it. */
+static void sink(int port, unsigned long long bytes)
+{
+    static const char answer[] = "EXIT 0\n";
+    write_all(port, "G", 1);
+    while (bytes > 0) {
+        ssize_t n = read(port, block, bytes < BATCH ? (size_t)bytes : BATCH);
+        if (n > 0)
+            bytes -= (unsigned long long)n;
+        else
+            pause_ms(1);
+    }
+    write_all(port, answer, sizeof(answer) - 1);
+}
+
 static void serve(int port, char *line)
 {
     if (strcmp(line, "RELAY") == 0)
@@ -240,6 +255,8 @@ static void serve(int port, char *line)
         flood(port, strtoull(line + 6, NULL, 10));
     else if (strncmp(line, "PIPE ", 5) == 0)
         drain_child(port, strtoull(line + 5, NULL, 10));
+    else if (strncmp(line, "SINK ", 5) == 0)
+        sink(port, strtoull(line + 5, NULL, 10));
     else if (strncmp(line, "DRAIN ", 6) == 0)
         drain_only(port, strtoull(line + 6, NULL, 10));
     else

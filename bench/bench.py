@@ -24,13 +24,14 @@ from harness.api import Sandbox  # noqa: E402
 from harness.wait import until  # noqa: E402
 from table import OWN, PLAIN, Failed, Figure, against, in_turns, median, milliseconds, show  # noqa: E402
 import bare  # noqa: E402
+import files  # noqa: E402
 import life  # noqa: E402
 import output  # noqa: E402
 import port  # noqa: E402
 import streams  # noqa: E402
 
 
-NAMES = ("memory", "create", "exec", "stream", "readers", "firstbyte", "idle", "port", "get", *life.NAMES)
+NAMES = ("memory", "create", "exec", "stream", "readers", "firstbyte", "idle", "port", "files", "archive", "get", *life.NAMES)
 
 
 class Bench(life.Life):
@@ -154,6 +155,14 @@ class Bench(life.Life):
     def port(self):
         """HTTP requests to a port of a sandbox: rate and latency, against a bare channel to the same server."""
         yield from port.figures(self)
+
+    def files(self):
+        """A file of 1 GiB there and back, against both directions of the bare port."""
+        yield from files.files(self)
+
+    def archive(self):
+        """10,000 files of 1 KiB by one archive, against single PUTs."""
+        yield from files.archive(self)
 
     def get(self):
         """GET of a sandbox over keep-alive connections, one core for the server and another for the client."""

@@ -1,0 +1,127 @@
+"""Files over HTTP, against the port that they have to pass, and archives against single files.
+
+The bare limits are both directions of the port alone: a guest that writes one hot buffer to it, and one that reads
+from it and keeps nothing. SPACE's side also frames the bytes, checks them, and has them on the sandbox's disk.
+"""
+import io
+import os
+import tarfile
+import time
+
+from harness.files import query
+from table import Figure, median
+
+GIB = 1 << 30
+BLOCK = 1 << 20
+BARE_BYTES = 256 << 20
+ROUNDS = 2
+SMALL_FILES = 10000
+SINGLE_FILES = 500
+
+
+class Transfer:
+    """One sandbox, one file of 1 GiB there and back, every byte looked at."""
+
+    def __init__(self, bench):
+        self.bench, self.api = bench, bench.api
+        self.sb = bench.make(resources={"disk_mib": 4096})
+        self.block = os.urandom(BLOCK)
+        self.before, self.peak = bench.rss(), 0
+
+    def part(self, n):
+        return n.to_bytes(8, "big") + self.block[8:]
+
+    def upload(self):
+        """MB/s until the file is durable and has its name."""
+        conn = self.api.connect(600)
+        conn.putrequest("PUT", self.sb.file("/root/big"))
+        for name, value in self.api.headers({"Content-Length": str(GIB)}).items():
+            conn.putheader(name, value)
+        begin = time.perf_counter()
+        conn.endheaders()
+        for n in range(GIB // BLOCK):
+            conn.sock.sendall(self.part(n))
+            if n % 64 == 0:
+                self.peak = max(self.peak, self.bench.rss())
+        response = conn.getresponse()
+        answer = response.read()
+        seconds = time.perf_counter() - begin
+        conn.close()
+        if response.status != 200:
+            raise AssertionError(f"upload: {response.status} {answer!r}")
+        return GIB / seconds / 1e6
+
+    def download(self):
+        buffer, view = bytearray(BLOCK), None
+        begin = time.perf_counter()
+        conn, response = self.api.stream("GET", self.sb.file("/root/big"), timeout=600)
+        for n in range(GIB // BLOCK):
+            view, got = memoryview(buffer), 0
+            while got < BLOCK:
+                count = response.readinto(view[got:])
+                if not count:
+                    raise AssertionError(f"download: cut in block {n}")
+                got += count
+            if buffer[:8] != n.to_bytes(8, "big") or view[8:] != memoryview(self.block)[8:]:
+                raise AssertionError(f"download: block {n} is another")
+            if n % 64 == 0:
+                self.peak = max(self.peak, self.bench.rss())
+        seconds = time.perf_counter() - begin
+        conn.close()
+        return GIB / seconds / 1e6
+
+    def grown(self):
+        return max(self.peak - self.before, 0) / 1048576
+
+
+def files(bench):
+    vm = bench.bare_machine().spawn()
+    vm.restore()
+    rates = {"out": [], "in": [], "upload": [], "download": []}
+    transfer = Transfer(bench)
+    try:
+        for _ in range(ROUNDS):
+            rates["in"].append(BARE_BYTES / vm.sink(BARE_BYTES) / 1e6)
+            rates["upload"].append(transfer.upload())
+            rates["out"].append(BARE_BYTES / vm.flood(BARE_BYTES) / 1e6)
+            rates["download"].append(transfer.download())
+    finally:
+        vm.close()
+    transfer.sb.delete()
+    rate = {name: median(values) for name, values in rates.items()}
+    for name, bare in (("upload", "in"), ("download", "out")):
+        yield Figure(f"{name} of 1 GiB: the port", "MB/s", rate[bare], rate[name],
+                     [(">= 0.6 x", rate[name] >= 0.6 * rate[bare]), ("same bytes", True)], ROUNDS)
+    grown = transfer.grown()
+    yield Figure("  daemon's growth meanwhile", "MiB", None, grown, [("<= 16 MiB", grown <= 16)], 1)
+
+
+def archive(bench):
+    sb, data = bench.make(), os.urandom(1024)
+    sb.sh("mkdir /root/single /root/many")
+    conn = bench.api.connect(120)
+    begin = time.perf_counter()
+    for n in range(SINGLE_FILES):
+        answer = bench.api.call_on(conn, "PUT", sb.file(f"/root/single/f{n}"), data)
+        assert answer.status == 200, answer
+    single = SINGLE_FILES / (time.perf_counter() - begin)
+    conn.close()
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        for n in range(SMALL_FILES):
+            info = tarfile.TarInfo(f"f{n}")
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    begin = time.perf_counter()
+    bench.api.ok("PUT", query(sb, "archive", "/root/many"), out.getvalue(), timeout=600)
+    many = SMALL_FILES / (time.perf_counter() - begin)
+    count = int(sb.sh("ls /root/many | wc -l", timeout=60))
+    begin = time.perf_counter()
+    back = bench.api.ok("GET", query(sb, "archive", "/root/many"), timeout=600).body
+    out_rate = SMALL_FILES / (time.perf_counter() - begin)
+    with tarfile.open(fileobj=io.BytesIO(back)) as tar:
+        same = sum(tar.extractfile(info).read() == data for info in tar if info.isreg()) == SMALL_FILES
+    sb.delete()
+    yield Figure("10,000 files of 1 KiB: single PUTs", "1/s", single, many,
+                 [(">= 5 x", many >= 5 * single), ("all there", count == SMALL_FILES and same)], 1)
+    yield Figure("  and out again", "1/s", single, out_rate, [], 1)
