@@ -32,7 +32,7 @@ static void change(struct guest_file *f, enum guest_change_kind kind, const char
 
 static bool has(struct client *c, const char *text)
 {
-    return memmem(buf_head(&c->in), buf_len(&c->in), text, strlen(text)) != NULL;
+    return buf_len(&c->in) > 0 && memmem(buf_head(&c->in), buf_len(&c->in), text, strlen(text)) != NULL;
 }
 
 static void until_has(struct rig *g, struct client *c, const char *text)
