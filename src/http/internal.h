@@ -159,6 +159,7 @@ struct http_server {
     struct loop_deferred run; /* after a resume */
     unsigned restless;        /* looks in a row after which the library asked for the next one at once */
     unsigned conn_count;
+    unsigned ws_count; /* the library does not know of them any more */
     bool running; /* inside MHD_run */
     bool stopping;
     struct http_conn *conns;
@@ -177,6 +178,8 @@ void server_run_soon(struct http_server *s);
 /* --- sweep.c --- */
 /* Ends connections that take too long or that the library has lost sight of. */
 void sweep_connections(struct http_server *s);
+/* Whether the peer of a socket has not answered for long though it was asked. */
+bool sweep_vanished(const struct http_server *s, int fd);
 
 /* --- request.c --- */
 void *request_on_target(void *cls, const char *raw, struct MHD_Connection *c);
@@ -227,4 +230,6 @@ void tunnel_accept_free(struct http_request *r);
 
 /* --- ws.c --- */
 void ws_destroy_all(struct http_server *s);
+/* Ends those whose peer has vanished. */
+void ws_sweep(struct http_server *s);
 void ws_accept_free(struct http_request *r);

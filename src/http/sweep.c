@@ -9,7 +9,7 @@
 
 static bool crowded(const struct http_server *s)
 {
-    return s->conn_count >= s->config.connections_max - s->config.connections_max / 4;
+    return s->conn_count + s->ws_count >= s->config.connections_max - s->config.connections_max / 4;
 }
 
 /* However busily a client sends single bytes: the library's own limit is one of inactivity. */
@@ -52,11 +52,11 @@ static bool lost_sight_of(struct http_conn *c)
 
 /* What was sent is repeated, or a full window asked after, again and again without an answer. A client that
  * is there answers each time, however slowly it reads. */
-static bool vanished(const struct http_server *s, const struct http_conn *c)
+bool sweep_vanished(const struct http_server *s, int fd)
 {
     struct tcp_info info = {0};
     socklen_t n = sizeof(info);
-    return getsockopt(c->fd, IPPROTO_TCP, TCP_INFO, &info, &n) == 0 &&
+    return getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &n) == 0 &&
            (info.tcpi_retransmits >= 2 || info.tcpi_probes >= 2) &&
            info.tcpi_last_ack_recv >= s->times.vanished;
 }
@@ -67,10 +67,11 @@ void sweep_connections(struct http_server *s)
     struct http_conn *c;
     DL_FOREACH(s->conns, c)
     {
-        if (lost_sight_of(c) || vanished(s, c) ||
+        if (lost_sight_of(c) || sweep_vanished(s, c->fd) ||
             (now - c->since) / CLOCK_NS_PER_MS > phase_limit_ms(s, c->phase)) {
             c->given_up = true;
             (void)shutdown(c->fd, SHUT_RDWR);
         }
     }
+    ws_sweep(s);
 }

@@ -34,8 +34,7 @@ enum ws_state {
 struct http_ws {
     struct http_ws *prev, *next;
     struct http_server *server;
-    struct MHD_UpgradeResponseHandle *upgrade;
-    int fd;
+    int fd; /* owned */
     enum ws_state state;
     struct loop_fd watch;
     struct loop_timer ping;
@@ -66,10 +65,10 @@ static void ws_gone(void *arg)
     loop_defer_cancel(s->loop, &ws->input);
     loop_defer_cancel(s->loop, &ws->end);
     DL_DELETE(s->websockets, ws);
+    s->ws_count--;
     ws->events->closed(ws, ws->code);
     (void)shutdown(ws->fd, SHUT_RDWR);
-    (void)MHD_upgrade_action(ws->upgrade, MHD_UPGRADE_ACTION_CLOSE);
-    server_run_soon(s);
+    (void)close(ws->fd);
     wslay_event_context_free(ws->wslay);
     ws_out_finish(&ws->out);
     free(ws->kept);
@@ -426,15 +425,14 @@ static bool start_io(struct http_ws *ws, size_t message_max)
     return loop_fd_start(s->loop, &ws->watch, ws->fd, EPOLLIN, on_ready, ws, NULL) == 0;
 }
 
-struct http_ws *ws_create(struct http_server *s, int fd, struct MHD_UpgradeResponseHandle *upgrade,
-                          const struct ws_accept *accept, const void *extra, size_t extra_n)
+struct http_ws *ws_create(struct http_server *s, int fd, const struct ws_accept *accept, const void *extra,
+                          size_t extra_n)
 {
     struct http_ws *ws = calloc(1, sizeof(*ws));
     if (!ws)
         return NULL;
     ws->server = s;
     ws->fd = fd;
-    ws->upgrade = upgrade;
     ws->events = accept->events;
     ws->arg = accept->arg;
     ws->heard = clock_mono_ns();
@@ -454,9 +452,18 @@ struct http_ws *ws_create(struct http_server *s, int fd, struct MHD_UpgradeRespo
     loop_timer_init(s->loop, &ws->ping, on_ping, ws);
     loop_timer_start(&ws->ping, ws->server->times.ping);
     DL_APPEND(s->websockets, ws);
+    s->ws_count++;
     if (ws->in_len > 0)
         loop_defer(s->loop, &ws->input, on_input, ws);
     return ws;
+}
+
+void ws_sweep(struct http_server *s)
+{
+    const struct http_ws *ws;
+    DL_FOREACH(s->websockets, ws)
+    if (sweep_vanished(s, ws->fd))
+        (void)shutdown(ws->fd, SHUT_RDWR);
 }
 
 void ws_destroy_all(struct http_server *s)

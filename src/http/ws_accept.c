@@ -1,9 +1,11 @@
 /* The handshake of RFC 6455, section 4. */
+#include <fcntl.h>
 #include <openssl/evp.h>
 #include <openssl/sha.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include "base/cleanup.h"
 #include "http/internal.h"
@@ -60,16 +62,21 @@ static void on_upgrade(void *cls, struct MHD_Connection *mhd, void *request, con
     struct http_server *s = r->server;
     struct ws_accept accept = *r->ws;
     r->state = REQUEST_UPGRADED;
-    struct http_ws *ws = s->stopping ? NULL : ws_create(s, fd, upgrade, &accept, extra, extra_n);
+    /* The library's connection, with the memory that it read heads into, ends here: a WebSocket may be idle
+     * for days, and there may be thousands. */
+    int own = s->stopping ? -1 : fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    struct http_ws *ws = own < 0 ? NULL : ws_create(s, own, &accept, extra, extra_n);
     r->in_call = true;
     if (ws)
         accept.opened(ws, accept.arg);
     request_over(r, !ws);
     r->in_call = false;
-    if (!ws) {
+    if (!ws)
         (void)shutdown(fd, SHUT_RDWR);
-        (void)MHD_upgrade_action(upgrade, MHD_UPGRADE_ACTION_CLOSE);
-    }
+    if (!ws && own >= 0)
+        (void)close(own);
+    (void)MHD_upgrade_action(upgrade, MHD_UPGRADE_ACTION_CLOSE);
+    server_run_soon(s);
 }
 
 void http_ws_accept(struct http_request *r, const char *protocol, size_t message_max,
@@ -79,9 +86,12 @@ void http_ws_accept(struct http_request *r, const char *protocol, size_t message
     struct error err = ERROR_INIT;
     if (r->answered)
         return;
-    if (!r->mhd || check_handshake(r, protocol, &err) < 0) {
-        if (err.code == 0)
-            (void)error_set(&err, ERROR_GONE, "the client is gone");
+    if (!r->mhd)
+        (void)error_set(&err, ERROR_GONE, "the client is gone");
+    else if (r->server->ws_count >= r->server->config.connections_max)
+        (void)error_set(&err, ERROR_CAPACITY, "the limit of %u WebSockets has been reached",
+                        r->server->config.connections_max);
+    if (err.code < 0 || check_handshake(r, protocol, &err) < 0) {
         http_reply_error(r, &err);
         return;
     }

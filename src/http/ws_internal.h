@@ -10,6 +10,7 @@ struct ws_accept {
     void (*opened)(struct http_ws *ws, void *arg);
 };
 
-/* Takes over an upgraded socket; extra: bytes the library had read already. NULL: no memory. */
-struct http_ws *ws_create(struct http_server *s, int fd, struct MHD_UpgradeResponseHandle *upgrade,
-                          const struct ws_accept *accept, const void *extra, size_t extra_n);
+/* Takes over an upgraded socket (owned from success on); extra: bytes the library had read already. NULL: no
+ * memory. */
+struct http_ws *ws_create(struct http_server *s, int fd, const struct ws_accept *accept, const void *extra,
+                          size_t extra_n);
