@@ -1,6 +1,7 @@
 /* Ports of sandboxes over HTTP: who may reach which, and the start of every request. */
 #include "data/ports.h"
 
+#include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 
@@ -8,17 +9,44 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/str.h"
+#include "data/text.h"
 
 #define METHOD_MAX 32
+#define KEY_PREFIX "sk_"
+#define KEY_DIGITS 40
 #define TUNNELS_DEFAULT 1024
 #define ANSWER_S_DEFAULT 60
 
 /* --- who may --- */
 
-/* "sk_" and 40 hexadecimal digits: a key of this server, or one it had. */
-static bool has_key_form(const char *key)
+/* "sk_" and 40 hexadecimal digits anywhere: a key of this server, or one it had, also where it does not count
+ * as one for what is around it. */
+static bool holds_key(const char *text)
 {
-    return str_starts(key, "sk_") && strlen(key) == 43 && strspn(key + 3, "0123456789abcdef") == 40;
+    for (const char *at = text; (at = strcasestr(at, KEY_PREFIX)) != NULL; at += strlen(KEY_PREFIX))
+        if (strspn(at + strlen(KEY_PREFIX), "0123456789abcdefABCDEF") >= KEY_DIGITS)
+            return true;
+    return false;
+}
+
+/* A key as name or password of "Basic", as some clients send what they are given. */
+static bool basic_holds_key(const char *authorization)
+{
+    size_t n = 0;
+    if (strncasecmp(authorization, "Basic", 5) != 0)
+        return false;
+    const char *text = authorization + 5 + strspn(authorization + 5, " \t");
+    size_t length = strcspn(text, " \t");
+    AUTO_FREE char *copy = strndup(text, length);
+    AUTO_FREE char *plain = malloc(length + 4);
+    if (!copy || !plain)
+        return true; /* who cannot look does not pass it on */
+    if (!b64_read(copy, plain, &n))
+        return false;
+    for (size_t i = 0; i < n; i++)
+        plain[i] = plain[i] ? plain[i] : ' ';
+    plain[n] = '\0';
+    return holds_key(plain);
 }
 
 /* What a request has to show. */
@@ -34,8 +62,7 @@ static bool is_ours(struct http_request *r, const char *key)
     struct error err = ERROR_INIT;
     if (!key || !*key)
         return false;
-    return has_key_form(key) || http_check_key(r, key, ROLE_NONE, &err) == 0 ||
-           err.code == ERROR_TOKEN_EXPIRED;
+    return holds_key(key) || http_check_key(r, key, ROLE_NONE, &err) == 0 || err.code == ERROR_TOKEN_EXPIRED;
 }
 
 static void look_at(struct http_request *r, const char *query_token, struct shown *ret)
@@ -46,7 +73,8 @@ static void look_at(struct http_request *r, const char *query_token, struct show
     if (authorization && strncasecmp(authorization, "Bearer ", 7) == 0)
         ret->bearer = authorization + 7 + strspn(authorization + 7, " ");
     ret->token = header_token ? header_token : query_token;
-    ret->ours.authorization = is_ours(r, ret->bearer);
+    ret->ours.authorization = is_ours(r, ret->bearer) ||
+                              (authorization && (holds_key(authorization) || basic_holds_key(authorization)));
     ret->ours.api_key = is_ours(r, ret->api_key);
 }
 
@@ -74,7 +102,7 @@ static int authorise(struct data *d, struct http_request *r, const struct port_a
     int rc = 0;
     if (shown->ours.api_key)
         rc = check_key(r, sb, at, shown->api_key, err);
-    else if (shown->ours.authorization)
+    else if (shown->ours.authorization && shown->bearer)
         rc = check_key(r, sb, at, shown->bearer, err);
     else if (*shown->token)
         rc = error_set(err, ERROR_UNAUTHORIZED, "the traffic token is not that of the sandbox");

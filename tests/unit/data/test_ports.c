@@ -218,6 +218,51 @@ static void what_belongs_to_the_program(void **state)
     rig_until(g, gc->closed);
 }
 
+#define WHOLE_KEY "sk_0123456789abcdef0123456789abcdef01234567"
+
+/* A key that is not where it belongs is no credential, and still nobody's business in the guest. */
+static void keys_in_the_wrong_place(void **state)
+{
+    struct rig *g = *state;
+    fake_ports.public_port = 8080;
+    static const char *const fields[] = {
+        "Authorization: Bearer\t" WHOLE_KEY,
+        "Authorization: Bearer " WHOLE_KEY "  ",
+        "Authorization: Bearer " WHOLE_KEY "\t",
+        "Authorization: Bearer " WHOLE_KEY ", Basic x",
+        "Authorization: " WHOLE_KEY,
+        "Authorization: Token token=\"" WHOLE_KEY "\"",
+        "Authorization: Bearer SK_0123456789ABCDEF0123456789ABCDEF01234567",
+        "Authorization: Basic eDpza18wMTIzNDU2Nzg5YWJjZGVmMDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3",
+        "authorization: basic  c2tfMDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWYwMTIzNDU2Nzo=",
+        "X-API-Key: \"" WHOLE_KEY "\"",
+        "X-API-Key: " WHOLE_KEY " ",
+    };
+    for (size_t i = 0; i < ARRAY_LEN(fields); i++) {
+        char text[512];
+        (void)snprintf(text, sizeof(text), "GET @/ HTTP/1.1\r\nHost: h\r\nConnection: close\r\n%s\r\n\r\n",
+                       fields[i]);
+        struct client *c = say(g, text);
+        struct guest_conn *gc = conn_of(g);
+        if (strcasestr(sent_by(gc), "Authorization") || strcasestr(sent_by(gc), "X-API-Key"))
+            fail_msg("%s: %s", fields[i], sent_by(gc));
+        fake_conn_text(gc, OK "Content-Length: 0\r\nConnection: close\r\n\r\n");
+        struct answer a = whole(g, c);
+        assert_int_equal(a.status, 200);
+        answer_free(&a);
+    }
+    /* Nor does it open anything. */
+    fake_ports.public_port = 0;
+    for (size_t i = 0; i < ARRAY_LEN(fields); i++) {
+        char text[512];
+        (void)snprintf(text, sizeof(text), "GET @/ HTTP/1.1\r\nHost: h\r\nConnection: close\r\n%s\r\n\r\n",
+                       fields[i]);
+        struct answer a = whole(g, say(g, text));
+        assert_int_equal(a.status, 401);
+        answer_free(&a);
+    }
+}
+
 static void what_is_not_passed_on(void **state)
 {
     struct rig *g = *state;
@@ -673,6 +718,7 @@ int main(void)
         T(a_sandbox_that_is_none),
         T(what_the_guest_does_not_see),
         T(what_belongs_to_the_program),
+        T(keys_in_the_wrong_place),
         T(what_is_not_passed_on),
         T(bodies),
         T(a_body_that_is_expected),
