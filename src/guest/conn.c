@@ -224,6 +224,7 @@ static int on_dialed(struct guest_conn *c, const char **ret_why)
 
 static int on_data(struct guest_conn *c, const struct proto_frame *frame, const char **ret_why)
 {
+    const struct guest *g = c->g;
     struct proto_data d;
     *ret_why = "data of a connection that does not continue what came before";
     if (!c->opened || c->got_fin || proto_data_get(frame, &d) < 0 || d.stream != PROTO_TO_HOST ||
@@ -239,7 +240,8 @@ static int on_data(struct guest_conn *c, const struct proto_frame *frame, const 
     c->got_fin = d.fin;
     if (d.n)
         c->events.data(c->arg, d.bytes, d.n);
-    if (d.fin && c->g && c->events.end) /* the owner may have closed it meanwhile */
+    /* The owner may have closed it meanwhile; and with the guest destroyed before, it is no more. */
+    if (d.fin && !g->destroyed && c->g && c->events.end)
         c->events.end(c->arg);
     return 0;
 }

@@ -662,6 +662,29 @@ static void destroyed_from_a_callback(void **state)
     end(&w);
 }
 
+/* With both gone nothing is left that could be told of the end in the same frame. */
+static void destroyed_and_closed_from_a_callback(void **state)
+{
+    (void)state;
+    struct world w;
+    struct owner o;
+    struct buf b;
+    uint32_t channel;
+    begin(&w);
+    stand(&w, &o, &channel);
+    o.destroys = o.closes = true;
+    buf_init(&b, 4096);
+    put_bytes(&b, &w, channel, PROTO_TO_HOST, 0, 10, true);
+    struct guest *g = w.g;
+    guest_enter(g);
+    (void)guest_link_input(g, buf_head(&b), buf_len(&b));
+    guest_leave(g);
+    buf_finish(&b);
+    assert_int_equal(o.datas, 1);
+    assert_int_equal(o.ends + o.closed, 0);
+    end(&w);
+}
+
 /* --- lies --- */
 static void lie_data_first(struct world *w, uint32_t c)
 {
@@ -913,6 +936,7 @@ int main(void)
         cmocka_unit_test(they_do_not_outlive_the_link),
         cmocka_unit_test(closed_from_a_callback),
         cmocka_unit_test(destroyed_from_a_callback),
+        cmocka_unit_test(destroyed_and_closed_from_a_callback),
         cmocka_unit_test(every_lie_ends_the_link),
         cmocka_unit_test(late_messages_are_bounded),
         cmocka_unit_test(an_idle_queue_is_small),
