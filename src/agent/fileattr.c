@@ -4,34 +4,18 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
+#include "agent/filedata.h"
 #include "agent/filetree.h"
 #include "agent/filework.h"
 #include "base/cleanup.h"
-
-#ifndef SYS_fchmodat2
-#define SYS_fchmodat2 452
-#endif
 
 struct changes {
     const struct file_job *j;
     int errnum; /* of the first that could not be changed */
     char name[64];
 };
-
-/* The mode of what an O_PATH descriptor stands for: kernels before 6.6 have no call for that. */
-static int set_mode(int fd, mode_t mode)
-{
-    char path[32];
-    if (syscall(SYS_fchmodat2, fd, "", mode, AT_EMPTY_PATH) == 0)
-        return 0;
-    if (errno != ENOSYS && errno != EINVAL && errno != EPERM)
-        return -1;
-    (void)snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
-    return chmod(path, mode);
-}
 
 /* The owner first: a change of it takes away the set-user-id bit. */
 static int change(const struct file_job *j, int fd)
@@ -43,7 +27,7 @@ static int change(const struct file_job *j, int fd)
         return -1;
     if (j->mode == UINT32_MAX || S_ISLNK(st.st_mode))
         return 0;
-    return set_mode(fd, j->mode & 07777);
+    return data_mode(fd, j->mode & 07777);
 }
 
 /* Goes on with the others. */

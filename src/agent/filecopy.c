@@ -175,6 +175,44 @@ static int copy_tree(struct copy *c, const struct work_place *from, int to_dir, 
     return finish_directory(c, from->name, fd);
 }
 
+/* --- what is not to be left --- */
+static int let_in(void *arg, int dir, const char *name)
+{
+    AUTO_CLOSE int fd = openat(dir, name, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    (void)arg;
+    return fd >= 0 && data_mode(fd, 0700) == 0;
+}
+
+static int not_let_in(void *arg, int dir, const char *name, bool again)
+{
+    (void)arg;
+    (void)dir;
+    (void)name;
+    (void)again;
+    return 0;
+}
+
+static int left(void *arg, int dir, const char *name, int fd)
+{
+    (void)arg;
+    (void)dir;
+    (void)name;
+    (void)fd;
+    return 0;
+}
+
+/* Directories that have their own mode by now may not let the user change them any more. */
+static void remove_copy(int dir, const char *name)
+{
+    const struct tree_visit v = {let_in, not_let_in, left, NULL};
+    if (tree_remove(dir, name) == 0 || errno != EACCES || !let_in(NULL, dir, name))
+        return;
+    int fd = tree_open(dir, name);
+    if (fd >= 0)
+        (void)tree_walk(fd, &v);
+    (void)tree_remove(dir, name);
+}
+
 /* --- the whole --- */
 bool copy_is_inside(const struct work_place *directory, const struct work_place *inside)
 {
@@ -221,7 +259,7 @@ int copy_to_place(const struct file_job *j, const struct work_place *from, const
         return fault(&c, errno, "");
     int r = copy_to_temp(&c, from, to, temp);
     if (r < 0)
-        (void)tree_remove(to->dir, temp);
+        remove_copy(to->dir, temp);
     return r;
 }
 

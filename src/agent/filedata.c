@@ -3,13 +3,19 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/fs.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/syscall.h>
 #include <sys/xattr.h>
 #include <unistd.h>
 
 #include "base/cleanup.h"
+
+#ifndef SYS_fchmodat2
+#define SYS_fchmodat2 452
+#endif
 
 #define STEP 4194304 /* bytes between looks at whether the host still wants it */
 #define BLOCK 131072
@@ -154,4 +160,15 @@ int data_attributes(int from, int to, const struct stat *st)
     if (copy_xattrs(from, to) < 0 || fchmod(to, mode) < 0)
         return -1;
     return futimens(to, times);
+}
+
+int data_mode(int fd, mode_t mode)
+{
+    char path[32];
+    if (syscall(SYS_fchmodat2, fd, "", mode, AT_EMPTY_PATH) == 0)
+        return 0;
+    if (errno != ENOSYS && errno != EINVAL && errno != EPERM)
+        return -1;
+    (void)snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+    return chmod(path, mode);
 }

@@ -13,3 +13,7 @@ int data_copy(const struct file_job *j, int from, int to);
 /* Gives a copy its owner, extended attributes, mode and times, in the order in which none undoes another, and
  * each as far as the user may: who cannot give the owner does not give the set-user-id bit either. */
 int data_attributes(int from, int to, const struct stat *st);
+
+/* The mode of what an O_PATH descriptor stands for, which is no link: kernels before 6.6 have no call for
+ * that. */
+int data_mode(int fd, mode_t mode);

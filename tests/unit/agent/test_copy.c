@@ -232,6 +232,31 @@ static void as_a_user(void **state)
     assert_int_equal(count_entries("home"), 1);
 }
 
+/* Some directories of the copy may not be changed any more when it turns out that there will be none. */
+static void a_user_without_a_way_back(void **state)
+{
+    (void)state;
+    put_dir("home");
+    assert_int_equal(chown(at("home"), 12345, 12345), 0);
+    put_dir("tree");
+    put("tree/closed", "2", 0600);
+    for (int i = 0; i < 16; i++) { /* it is not known which is first */
+        char name[32], file[40];
+        (void)snprintf(name, sizeof(name), "tree/%d", i);
+        (void)snprintf(file, sizeof(file), "tree/%d/in", i);
+        put_dir(name);
+        put_dir(file);
+        (void)snprintf(file, sizeof(file), "tree/%d/a", i);
+        put(file, "1", 0644);
+        assert_int_equal(chmod(at(name), 0555), 0);
+    }
+    struct file_job job = two(PROTO_OP_COPY, at("tree"), at("home/tree"), 0);
+    job.user = "12345";
+    job.recursive = true;
+    run(job, ERROR_PERMISSION);
+    assert_int_equal(count_entries("home"), 0);
+}
+
 static void holes_and_sizes(void **state)
 {
     (void)state;
@@ -329,6 +354,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(special_files, setup, teardown),
         cmocka_unit_test_setup_teardown(into_itself, setup, teardown),
         cmocka_unit_test_setup_teardown(as_a_user, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_user_without_a_way_back, setup, teardown),
         cmocka_unit_test_setup_teardown(holes_and_sizes, setup, teardown),
         cmocka_unit_test_setup_teardown(deeper_than_a_path, setup, teardown),
         cmocka_unit_test_setup_teardown(a_full_disk, setup, teardown),
