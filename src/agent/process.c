@@ -119,14 +119,20 @@ static void watch_streams(struct process *p)
     p->in_watch = (struct watch){.fd = p->in.fd, .fn = on_input, .arg = p};
 }
 
+/* The main process also by itself: one of root's may have left the group. */
 static void kill_tree(struct process *p)
 {
-    if (cgroup_kill(&p->group))
-        return;
-    if (p->pid > 0)
+    if (!cgroup_kill(&p->group) && p->pid > 0)
         (void)kill(-p->pid, SIGKILL);
     if (p->pid > 0 && !p->ended)
         (void)kill(p->pid, SIGKILL);
+}
+
+/* At the latest then: what was promised before stands. */
+static void kill_by(struct process *p, int64_t when)
+{
+    if (!p->kill_at || when < p->kill_at)
+        p->kill_at = when;
 }
 
 static void signal_tree(struct process *p, int signal)
@@ -320,7 +326,7 @@ const char *process_signal(struct agent *a, struct process *p, const struct prot
         else
             (void)kill(p->pid, (int)signal);
         if (grace)
-            p->kill_at = clock_mono_ns() + grace * CLOCK_NS_PER_MS;
+            kill_by(p, clock_mono_ns() + grace * CLOCK_NS_PER_MS);
         agent_reply(a, request, 0, NULL);
     }
     return NULL;
@@ -383,8 +389,8 @@ bool process_reaped(struct agent *a, pid_t pid, int status, const struct rusage 
                 (uint64_t)(usage->ru_utime.tv_usec + usage->ru_stime.tv_usec) / 1000;
     p->max_rss = (uint64_t)usage->ru_maxrss * 1024;
     set_result(p, status);
-    kill_tree(p); /* what the main process leaves behind must not hold the streams or live on */
     p->ended = true;
+    kill_tree(p); /* what the main process leaves behind must not hold the streams or live on */
     p->deadline = p->kill_at = 0;
     p->drain_deadline = clock_mono_ns() + DRAIN_NS;
     for (int i = 0; i < 2; i++)
@@ -481,7 +487,7 @@ static void time_out(struct process *p, int64_t now)
 {
     p->deadline = 0;
     p->timed_out = true;
-    p->kill_at = now + p->grace;
+    kill_by(p, now + p->grace);
     if (p->grace == 0)
         return;
     signal_tree(p, SIGTERM);

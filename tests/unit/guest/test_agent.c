@@ -609,6 +609,38 @@ static void terminate(void **state)
     stop_run(&r);
 }
 
+/* A kill that was promised for a moment is not put off by a later one, nor by the process's own deadline. */
+static void the_first_kill_stands(void **state)
+{
+    struct run r;
+    (void)state;
+    start_run(&r, 0);
+    for (int i = 0; i < 2; i++) {
+        struct proc p;
+        struct answer a = {0}, b = {0};
+        struct guest_exec e = {
+            .argv = (const char *const[]){"/bin/sh", "-c",
+                                          "trap '' TERM; echo up; while :; do sleep 0.05; done", NULL},
+            .timeout_ms = i == 0 ? 500 : 0,
+            .grace_ms = i == 0 ? 60000 : 0};
+        start(&r, &p, &e);
+        for (int k = 0; k < 400 && p.at[0] < 3; k++)
+            loop_turn(r.loop, 50);
+        int64_t before = clock_mono_ns();
+        guest_process_terminate(p.p, SIGTERM, 1500, on_done, &a);
+        assert_true(turn_until(&r, &a.came));
+        if (i == 1) {
+            guest_process_terminate(p.p, SIGTERM, 60000, on_done, &b);
+            assert_true(turn_until(&r, &b.came));
+        }
+        finish(&r, &p);
+        assert_in_range((clock_mono_ns() - before) / CLOCK_NS_PER_MS, 1400, 20000);
+        assert_int_equal(p.result.reason, i == 0 ? GUEST_REASON_TIMEOUT : GUEST_REASON_SIGNAL);
+        assert_int_equal(p.result.signal, SIGKILL);
+    }
+    stop_run(&r);
+}
+
 struct transfer {
     struct answer answer;
     struct guest_file *file;
@@ -828,6 +860,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(timeouts_with_grace),
         cmocka_unit_test(signal_at_once),
         cmocka_unit_test(terminate),
+        cmocka_unit_test(the_first_kill_stands),
         cmocka_unit_test(terminals),
         cmocka_unit_test(stdin_goes_through),
         cmocka_unit_test(a_link_that_keeps_breaking),
