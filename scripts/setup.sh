@@ -1,6 +1,7 @@
 #!/bin/bash
 # Installs what the build and the server need from the distribution's own packages: only what is missing, and
-# without removing anything. --dev adds what the checks of .ci/run need; --bench what `make bench` needs.
+# without removing anything. --dev adds what the checks of .ci/run need; --bench what `make bench` needs; --list only
+# prints the names.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 
@@ -11,14 +12,18 @@ build=(gcc libc6-dev make pkg-config\|pkgconf meson ninja-build libmicrohttpd-de
 runtime=(qemu-system-x86 mmdebstrap busybox-static "e2fsprogs" btrfs-progs nftables iproute2 kmod cpio
     ca-certificates curl python3 util-linux zstd xz-utils)
 bench=(wrk)
-dev=(clang clang-tidy clang-format llvm valgrind mandoc git)
+dev=(clang clang-tidy clang-format llvm valgrind mandoc git vim less tmux htop)
 
 want=("${build[@]}" "${runtime[@]}")
 for arg in "$@"; do
     case $arg in
     --dev) want+=("${dev[@]}" "${bench[@]}") && dev_wanted=1 ;;
     --bench) want+=("${bench[@]}") ;;
-    *) die "unknown option $arg" "usage: scripts/setup.sh [--dev] [--bench]" ;;
+    --list) # what a new machine needs, one name for each
+        printf '%s\n' "${want[@]%%|*}" linux-image-cloud-amd64
+        exit 0
+        ;;
+    *) die "unknown option $arg" "usage: scripts/setup.sh [--dev] [--bench] [--list]" ;;
     esac
 done
 
