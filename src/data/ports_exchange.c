@@ -358,7 +358,7 @@ static void on_data(void *arg, const void *data, size_t n)
         p->ended = true; /* as above */
         port_conn_taken(p->conn, n - used);
     }
-    watch_guest(p, true);
+    watch_guest(p, p->headed); /* a head in drops has not begun to answer */
     deliver(p);
 }
 

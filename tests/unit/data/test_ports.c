@@ -654,6 +654,24 @@ static void guests_that_keep_silent(void **state)
     answer_free(&a);
 }
 
+/* A head that comes byte by byte is no answer for as long as it is not whole. */
+static void a_head_in_drops(void **state)
+{
+    struct rig *g = *state;
+    struct client *c = say(g, "GET @/ HTTP/1.1\r\n" KEY "Connection: close\r\n\r\n");
+    struct guest_conn *gc = conn_of(g);
+    fake_conn_text(gc, OK "A: ");
+    int64_t until = clock_mono_ns() + 3000 * CLOCK_NS_PER_MS;
+    while (!gc->closed && clock_mono_ns() < until) {
+        fake_conn_text(gc, "a");
+        loop_turn(g->w->loop, 20);
+    }
+    assert_true(gc->closed);
+    struct answer a = whole(g, c);
+    assert_int_equal(a.status, 504);
+    answer_free(&a);
+}
+
 /* Each piece leaves in the turn in which it came. */
 static void pieces_are_not_held_back(void **state)
 {
@@ -728,6 +746,7 @@ int main(void)
         T(an_answer_that_does_not_fit),
         T(answers_that_break),
         T(no_answer),
+        QUICK(a_head_in_drops),
         QUICK(guests_that_keep_silent),
         T(pieces_are_not_held_back),
         T(slow_clients),
