@@ -178,6 +178,9 @@ void server_run_soon(struct http_server *s);
 /* --- sweep.c --- */
 /* Ends connections that take too long or that the library has lost sight of. */
 void sweep_connections(struct http_server *s);
+/* When almost all places are taken: ends the connection other than `newest` that has been without a request
+ * being served for longest, so that whoever comes next finds a place. */
+void sweep_make_place(struct http_server *s, const struct http_conn *newest);
 /* Whether the peer of a socket has not answered for long though it was asked. */
 bool sweep_vanished(const struct http_server *s, int fd);
 

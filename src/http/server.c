@@ -110,6 +110,7 @@ static void on_connection(void *cls, struct MHD_Connection *mhd, void **context,
         c->since = clock_mono_ns();
         DL_APPEND(s->conns, c);
         s->conn_count++;
+        sweep_make_place(s, c);
         return;
     }
     struct http_conn *c = *context;

@@ -7,6 +7,9 @@
 #include "http/internal.h"
 #include "utlist.h"
 
+/* More than the library accepts before it looks at those it has. */
+#define PLACES_FREE 64
+
 static bool crowded(const struct http_server *s)
 {
     return s->conn_count + s->ws_count >= s->config.connections_max - s->config.connections_max / 4;
@@ -61,6 +64,33 @@ bool sweep_vanished(const struct http_server *s, int fd)
            info.tcpi_last_ack_recv >= s->times.vanished;
 }
 
+static void give_up(struct http_conn *c)
+{
+    c->given_up = true;
+    (void)shutdown(c->fd, SHUT_RDWR);
+}
+
+/* Nobody is being served on it; what is done for a client has its place until it is done. */
+static bool gives_way(const struct http_conn *c)
+{
+    return !c->given_up && c->phase != CONN_BODY && c->phase != CONN_BUSY;
+}
+
+void sweep_make_place(struct http_server *s, const struct http_conn *newest)
+{
+    struct http_conn *oldest = NULL;
+    struct http_conn *c;
+    if (s->conn_count + PLACES_FREE < s->config.connections_max || s->config.connections_max <= PLACES_FREE)
+        return;
+    DL_FOREACH(s->conns, c)
+    {
+        if (c != newest && gives_way(c) && (!oldest || c->since < oldest->since))
+            oldest = c;
+    }
+    if (oldest)
+        give_up(oldest);
+}
+
 void sweep_connections(struct http_server *s)
 {
     int64_t now = clock_mono_ns();
@@ -68,10 +98,8 @@ void sweep_connections(struct http_server *s)
     DL_FOREACH(s->conns, c)
     {
         if (lost_sight_of(c) || sweep_vanished(s, c->fd) ||
-            (now - c->since) / CLOCK_NS_PER_MS > phase_limit_ms(s, c->phase)) {
-            c->given_up = true;
-            (void)shutdown(c->fd, SHUT_RDWR);
-        }
+            (now - c->since) / CLOCK_NS_PER_MS > phase_limit_ms(s, c->phase))
+            give_up(c);
     }
     ws_sweep(s);
 }

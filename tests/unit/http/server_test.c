@@ -525,6 +525,36 @@ static void a_crowd_makes_room(void **state)
     fixture_teardown(&few);
 }
 
+/* Nor do thousands of them, new ones all the time: the one that has done nothing for longest gives way. */
+static void a_flood_keeps_nobody_waiting(void **state)
+{
+    (void)state;
+    struct fixture few = {0};
+    struct http_config config = {.listen_fd = -1, .connections_max = 128};
+    static const char *const held[] = {"", "GET /items/special HTTP/1.1\r\nHo",
+                                       "POST /items HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{"};
+    fixture_setup(&few, &config);
+    http_routes(few.server, routes, ARRAY_LEN(routes));
+    fixture_start(&few);
+    int fds[300];
+    for (size_t i = 0; i < ARRAY_LEN(fds); i++) {
+        fds[i] = client_connect(&few);
+        client_text(fds[i], held[i % ARRAY_LEN(held)]);
+    }
+    int64_t begin = clock_mono_ns();
+    int fd = client_connect(&few);
+    struct answer a;
+    client_text(fd, "GET /items/special HTTP/1.1\r\nHost: x\r\n\r\n");
+    client_answer(fd, &a, false);
+    assert_int_equal(a.status, 204);
+    assert_true(clock_mono_ns() - begin < 1000 * CLOCK_NS_PER_MS);
+    answer_finish(&a);
+    (void)close(fd);
+    for (size_t i = 0; i < ARRAY_LEN(fds); i++)
+        (void)close(fds[i]);
+    fixture_teardown(&few);
+}
+
 static int64_t cpu_ns(void)
 {
     struct timespec t;
@@ -675,6 +705,7 @@ int main(void)
         T(ends_clients_that_dawdle),
         T(notices_an_end_that_comes_with_data),
         T(a_crowd_makes_room),
+        T(a_flood_keeps_nobody_waiting),
         T(does_not_spin_on_an_endless_chunk_header),
         T(answers_later),
         T(tells_of_clients_that_go_away),
