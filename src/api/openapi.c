@@ -32,6 +32,9 @@ static void add_parameter(json_t *to, const char *in, const char *name, size_t n
     if (strcmp(text, "limit") == 0 || strcmp(text, "wait_s") == 0 || strcmp(text, "offset") == 0 ||
         strcmp(text, "depth") == 0)
         (void)json_object_set_new(schema, "type", json_string("integer"));
+    if (strcmp(text, "parents") == 0 || strcmp(text, "recursive") == 0 || strcmp(text, "takeover") == 0 ||
+        strcmp(text, "close") == 0)
+        (void)json_object_set_new(schema, "type", json_string("boolean"));
     json_array_append_new(to, json_pack("{s:s, s:s, s:b, s:o}", "name", text, "in", in, "required",
                                         (int)required, "schema", schema));
 }

@@ -251,11 +251,9 @@ static const struct attach_wire *choose_wire(struct http_request *r, struct erro
 
 static int check(struct data *d, struct http_request *r, struct attach *a, struct error *err)
 {
-    uint64_t takeover = 0;
     int rc = http_query_u64(r, "stdout_offset", 0, INT64_MAX, 0, &a->offset[0], err);
     if (rc == 0)
-        rc = http_query_u64(r, "takeover", 0, 1, 0, &takeover, err);
-    a->takeover = takeover == 1;
+        rc = http_query_flag(r, "takeover", &a->takeover, err);
     if (rc == 0)
         rc = http_query_u64(r, "stderr_offset", 0, INT64_MAX, 0, &a->offset[1], err);
     if (rc == 0)

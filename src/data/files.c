@@ -84,15 +84,6 @@ int file_user_read(const char *user, char **ret, struct error *err)
     return *ret ? 0 : error_set(err, ERROR_NO_MEMORY, "out of memory");
 }
 
-int file_flag_read(struct http_request *r, const char *name, bool *ret, struct error *err)
-{
-    uint64_t v = 0;
-    int rc = http_query_u64(r, name, 0, 1, 0, &v, err);
-    if (rc == 0)
-        *ret = v == 1;
-    return rc;
-}
-
 int file_owner_check(const char *owner, struct error *err)
 {
     if (!owner)

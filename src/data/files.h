@@ -58,8 +58,6 @@ int file_path_read(const struct file_name *name, char **ret, struct error *err);
 int file_text_read(const struct file_name *name, char **ret, struct error *err);
 /* NULL is fine and gives NULL. */
 int file_user_read(const char *user, char **ret, struct error *err);
-/* ?name=0|1 */
-int file_flag_read(struct http_request *r, const char *name, bool *ret, struct error *err);
 /* "USER", "USER:GROUP", ":GROUP" or NULL. */
 int file_owner_check(const char *owner, struct error *err);
 

@@ -167,7 +167,7 @@ void file_delete(struct http_request *r, void *arg)
     struct ops_call *c = (struct ops_call *)file_call_new(sizeof(*c), arg, r);
     if (!c)
         return;
-    if (file_flag_read(r, "recursive", &c->recursive, &err) < 0)
+    if (http_query_flag(r, "recursive", &c->recursive, &err) < 0)
         data_call_fail(&c->f.call, &err);
     else
         data_call_when_running(&c->f.call, delete_running);

@@ -266,7 +266,7 @@ void file_watch_get(struct http_request *r, void *arg)
     c->f.lost = on_lost;
     c->head_only = str_eq(http_method(r), "HEAD");
     loop_timer_init(http_loop(r), &c->ping, on_ping, c);
-    if (file_flag_read(r, "recursive", &c->recursive, &err) < 0)
+    if (http_query_flag(r, "recursive", &c->recursive, &err) < 0)
         data_call_fail(&c->f.call, &err);
     else
         data_call_when_running(&c->f.call, watch_running);

@@ -212,7 +212,7 @@ static struct write_call *write_call_new(struct data *d, struct http_request *r,
         return NULL;
     c->f.finish = write_finish;
     c->mode = UINT32_MAX;
-    int rc = file_flag_read(r, "parents", &c->parents, err);
+    int rc = http_query_flag(r, "parents", &c->parents, err);
     if (rc == 0)
         (void)read_owner(r, &c->owner, err);
     return c;

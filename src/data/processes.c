@@ -459,7 +459,6 @@ void process_stdin_post(struct http_request *r, void *arg)
     struct input *in = p ? (struct input *)data_call_bare(sizeof(*in), d, r, input_release) : NULL;
     if (!in)
         return;
-    uint64_t close = 0;
     size_t taken = 0;
     struct error err = ERROR_INIT;
     struct sandbox *sb = sandboxes_find(d->config.sandboxes, process_sandbox_id(p));
@@ -467,7 +466,7 @@ void process_stdin_post(struct http_request *r, void *arg)
     in->process = p;
     (void)str_copy(in->process_id, sizeof(in->process_id), process_id(p));
     (void)str_copy(in->call.sandbox_id, sizeof(in->call.sandbox_id), process_sandbox_id(p));
-    int rc = http_query_u64(r, "close", 0, 1, 0, &close, &err);
+    int rc = http_query_flag(r, "close", &in->close, &err);
     if (rc == 0)
         rc = process_stdin(p, NULL, 0, &taken, &err); /* refused before the body is read */
     if (rc == 0 && !waits)
@@ -476,7 +475,6 @@ void process_stdin_post(struct http_request *r, void *arg)
         data_call_fail(&in->call, &err);
         return;
     }
-    in->close = close == 1;
     http_body_start(r, &input_body);
     if (waits)
         data_call_when_running(&in->call, input_running);

@@ -103,6 +103,8 @@ const char *http_param(const struct http_request *r,
 const char *http_query(const struct http_request *r, const char *name); /* decoded; NULL when absent */
 int http_query_u64(const struct http_request *r, const char *name, uint64_t min, uint64_t max,
                    uint64_t fallback, uint64_t *ret, struct error *err);
+/* ?name=true|false|1|0; false when absent. */
+int http_query_flag(const struct http_request *r, const char *name, bool *ret, struct error *err);
 /* Calls fn for each query parameter; non-zero stops and is returned. */
 int http_query_each(const struct http_request *r, int (*fn)(void *arg, const char *name, const char *value),
                     void *arg);

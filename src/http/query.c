@@ -46,6 +46,16 @@ int http_query_u64(const struct http_request *r, const char *name, uint64_t min,
     return 0;
 }
 
+int http_query_flag(const struct http_request *r, const char *name, bool *ret, struct error *err)
+{
+    const char *text = uri_query(&r->uri, name);
+    bool on = text && (strcmp(text, "1") == 0 || strcmp(text, "true") == 0);
+    if (text && !on && strcmp(text, "0") != 0 && strcmp(text, "false") != 0)
+        return error_field(err, ERROR_INVALID, name, "%s must be true or false (or 1 or 0)", name);
+    *ret = on;
+    return 0;
+}
+
 int http_query_each(const struct http_request *r, int (*fn)(void *arg, const char *name, const char *value),
                     void *arg)
 {

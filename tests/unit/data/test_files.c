@@ -232,6 +232,7 @@ static void test_refused(void **state)
         {"PUT", "/files?path=/a&mode=9", 400, "mode"},
         {"PUT", "/files?path=/a&parents=yes", 400, "parents"},
         {"DELETE", "/files?path=/a&recursive=2", 400, "recursive"},
+        {"DELETE", "/files?path=/a&recursive=", 400, "recursive"},
         {"GET", "/files/stat?path=b", 400, "path"},
     };
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {

@@ -168,7 +168,7 @@ static void test_head(void **state)
 static void test_put(void **state)
 {
     struct rig *g = *state;
-    struct client *c = put(g, "&user=u&owner=1000:users&parents=1", "", "a tar", 5);
+    struct client *c = put(g, "&user=u&owner=1000:users&parents=true", "", "a tar", 5);
     struct guest_file *f = file_of(g);
     rig_until(g, f->committed);
     assert_string_equal(f->what, "unpack");
