@@ -48,7 +48,7 @@ static const struct {
     {ERROR_START_FAILED, 422, "start_failed", "The command could not be started"},
     {ERROR_HEADER_TOO_LARGE, 431, "header_too_large", "Request header too large"},
     {ERROR_INCOMPATIBLE, 409, "incompatible_snapshot", "The snapshot does not fit this machine"},
-    {ERROR_REFUSED, 502, "port_closed", "Nothing listens at the port"},
+    {ERROR_REFUSED, 502, "port_closed", "Port closed"},
     {ERROR_RESET, 502, "connection_reset", "The connection was broken off in the sandbox"},
 };
 
