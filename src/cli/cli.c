@@ -253,7 +253,12 @@ static void show_phase(const json_t *operation, char *last, size_t size)
         return;
     (void)str_copy(last, size, phase);
     (void)fputs("space: ", stderr);
-    cli_print_text(stderr, kind ? kind : "operation");
+    char what[64] = "operation";
+    if (kind)
+        (void)str_copy(what, sizeof(what), kind);
+    for (char *p = what; *p; p++) /* template_build is the API's word */
+        *p = *p == '_' ? ' ' : *p;
+    cli_print_text(stderr, what);
     (void)fputs(": ", stderr);
     cli_print_text(stderr, phase);
     (void)fputc('\n', stderr);

@@ -128,7 +128,7 @@ static int parse_places(struct cli *c, struct copy *k, struct error *err)
     if (rc == 0)
         rc = place_parse(c->args->positional[1], &k->to, err);
     if (rc == 0 && !k->from.sandbox && !k->to.sandbox)
-        rc = error_set(err, ERROR_INVALID, "source or destination is in a sandbox: SANDBOX:/path");
+        rc = error_set(err, ERROR_INVALID, "neither is in a sandbox; what is there is written SANDBOX:/path");
     return rc;
 }
 

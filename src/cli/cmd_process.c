@@ -48,6 +48,16 @@ static json_t *command_line(const json_t *argv)
     return json_stringn_nocheck((const char *)buf_head(&line), buf_len(&line));
 }
 
+/* What it ended with, an exit code or a signal's name; new reference. */
+static json_t *ended(const json_t *process)
+{
+    json_t *result = json_object_get(process, "result");
+    json_t *value = json_object_get(result, "exit_code");
+    if (!value || json_is_null(value))
+        value = json_object_get(result, "signal");
+    return value ? json_incref(value) : json_null();
+}
+
 /* The processes to be shown, with their command lines; new reference. */
 static json_t *chosen_processes(const json_t *items, bool all)
 {
@@ -65,14 +75,9 @@ static json_t *chosen_processes(const json_t *items, bool all)
 
 int cmd_ps(struct cli *c)
 {
-    static const struct cli_column columns[] = {{"ID", "id"},
-                                                {"STATE", "state"},
-                                                {"PID", "pid"},
-                                                {"REASON", "result.reason"},
-                                                {"EXIT", "result.exit_code"},
-                                                {"STARTED", "started_at"},
-                                                {"COMMAND", "command"},
-                                                {NULL, NULL}};
+    static const struct cli_column columns[] = {
+        {"ID", "id"},      {"STATE", "state"},        {"PID", "pid"},         {"REASON", "result.reason"},
+        {"EXIT", "ended"}, {"STARTED", "started_at"}, {"COMMAND", "command"}, {NULL, NULL}};
     struct error err = ERROR_INIT;
     json_t *items = NULL;
     AUTO_FREE char *id = NULL;
@@ -89,8 +94,10 @@ int cmd_ps(struct cli *c)
     json_t *item;
     json_array_foreach(chosen, i, item)
     {
-        if (!c->json)
-            (void)json_object_set_new(item, "command", command_line(json_object_get(item, "argv")));
+        if (c->json)
+            continue;
+        (void)json_object_set_new(item, "command", command_line(json_object_get(item, "argv")));
+        (void)json_object_set_new(item, "ended", ended(item));
     }
     cli_print_list(c, chosen, columns);
     json_decref(chosen);

@@ -22,6 +22,7 @@ struct foreground {
     bool input;
     bool discard[2]; /* stdout, stderr: not wanted */
     bool follow;     /* a log: its end is success, whatever the command's was */
+    bool watch;      /* only: signals are not passed on either */
     bool attach;     /* to a command that may have had output before */
     uint64_t offsets[2];
     struct keys keys;
@@ -71,10 +72,13 @@ static void explain_result(const json_t *result)
 {
     const char *reason = json_string_value(json_object_get(result, "reason"));
     const char *message = json_string_value(json_object_get(result, "message"));
+    bool timeout = reason && strcmp(reason, "timeout") == 0;
     if (!reason || strcmp(reason, "exit") == 0 || strcmp(reason, "signal") == 0)
         return;
     if (strcmp(reason, "start_failed") == 0) {
         (void)fputs("space: the command did not start", stderr);
+    } else if (timeout) {
+        (void)fputs("space: the command ran past its time limit and was killed", stderr);
     } else {
         (void)fputs("space: the command ended: ", stderr);
         cli_print_text(stderr, reason);
@@ -149,7 +153,7 @@ static struct ending foreground(struct cli *c, const struct session_ref *se, con
                                .keys = f->keys,
                                .takeover = cli_flag(c->args, "takeover"),
                                .redraw = f->attach && f->offsets[0] > 0,
-                               .forward_signals = !f->follow};
+                               .forward_signals = !f->follow && !f->watch};
     struct attach_outcome out = {0};
     /* From here on a signal is the command's, not the request's. */
     client_interruptible(c->client, NULL);
@@ -327,7 +331,7 @@ int cmd_attach(struct cli *c)
     const struct cli_args *a = c->args;
     struct error err = ERROR_INIT;
     bool watch = cli_flag(a, "no-stdin");
-    struct foreground f = {.tty = cli_flag(a, "tty") && !watch, .attach = true};
+    struct foreground f = {.tty = cli_flag(a, "tty") && !watch, .watch = watch, .attach = true};
     f.input = (f.tty || cli_flag(a, "interactive")) && !watch;
     f.offsets[0] = cli_number(a, "stdout-offset", 0);
     f.offsets[1] = cli_number(a, "stderr-offset", 0);
@@ -346,6 +350,11 @@ int cmd_attach(struct cli *c)
         return attach_process(c, NULL, a->positional[0], &f);
     if (cli_flag(a, "tail"))
         (void)error_set(&err, ERROR_INVALID, "--tail needs the process: space attach SANDBOX PROCESS");
+    else if (!str_starts(a->positional[0], "se_"))
+        (void)error_set(
+            &err, ERROR_INVALID,
+            "'%s' is neither a session (se_...) nor a process (pr_...); `space ps SANDBOX` lists processes",
+            a->positional[0]);
     if (err.code || find_token(a, &token, &err) < 0)
         return usage_error(c, &err);
     if (!cli_client(c, &err))

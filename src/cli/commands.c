@@ -93,7 +93,9 @@ static const struct cli_option attach_options[] = {
      "Send standard input (the command must have been made to take it)."},
     {"tty", 't', OPTION_FLAG, NULL, "The command has a terminal: raw mode, sizes, ctrl-p ctrl-q detaches."},
     DETACH_OPTION,
-    {"no-stdin", 0, OPTION_FLAG, NULL, "Only watch: no input and no sizes, whatever else is said."},
+    {"no-stdin", 0, OPTION_FLAG, NULL,
+     "Only watch: no input, sizes or signals, whatever else is said; ctrl-c ends the watching, not the "
+     "command."},
     {"takeover", 0, OPTION_FLAG, NULL, "End the command's other attachments."},
     {"tail", 0, OPTION_NUMBER, "BYTES", "Begin so much before the end of each stream.", NULL, 0, INT64_MAX},
     {"token-file", 0, OPTION_STRING, "FILE", "The session's token (else environment SPACE_ATTACH_TOKEN)."},
@@ -306,7 +308,9 @@ static const char attach_detail[] =
     "connection is tried again for 30 seconds.\n"
     "`space attach -it --takeover SANDBOX PROCESS` takes a terminal over from "
     "wherever it is attached. With --tail or --stdout-offset, a full-screen "
-    "program is asked to draw its screen anew.";
+    "program is asked to draw its screen anew.\n"
+    "Without --tty, signals to `space` are passed on to the command, ctrl-c too. To look on only, "
+    "use --no-stdin, or `space logs -f`.";
 static const char fork_detail[] =
     "Each child goes on from where SANDBOX is now, running, paused or suspended, with its memory, disk and "
     "processes (these with ids of their own), and with an identity of its own: names, clock and random "

@@ -30,7 +30,7 @@ class Statuses(Case):
     def test_usage(self):
         for words in (["nope"], ["get"], ["run"], ["exec", "sb_1"], ["cp", "a", "b"], ["cp", "x:y", "b"],
                       ["kill", "-s", "SIGFOO", "sb_1", "pr_1"], ["template", "build", "x"], ["attach", "se_1"],
-                      ["create", "-m", "novalue"], ["run", "--tty", "true"], ["snapshot"], ["rollback", "sb_1"],
+                      ["attach", "one"], ["create", "-m", "novalue"], ["run", "--tty", "true"], ["snapshot"], ["rollback", "sb_1"],
                       ["fork"], ["fork", "-n", "0", "sb_1"], ["fork", "-n", "101", "sb_1"],
                       ["fork", "-m", "novalue", "sb_1"], ["fork", "--on-idle", "pause:", "sb_1"],
                       ["create", "--snapshot", "sn_1", "-t", "seed"], ["run", "--snapshot", "x", "-t", "y", "z"],
@@ -501,6 +501,17 @@ class Signals(Case):
         p.stdout.close()
         p.stderr.close()
 
+    def test_a_watcher_keeps_them(self):
+        self.server.scripts = [[STARTED, ("out", 0, b"up\n"), ("until", lambda m: False)]]
+        p = self.start("attach", "--no-stdin", "sb_1", "pr_1")
+        self.assertEqual(p.stdout.readline(), b"up\n")
+        p.send_signal(signal.SIGINT)
+        self.assertEqual(p.wait(20), 130)
+        self.assertFalse([m for m in self.server.received if isinstance(m, str) and "SIG" in m])
+        self.assertIn(b"the command may run on", p.stderr.read())
+        p.stdout.close()
+        p.stderr.close()
+
     def test_third_interrupt_leaves_and_deletes(self):
         self.server.scripts = [[STARTED, ("out", 0, b"up\n"), ("until", lambda m: False)]]
         p = self.start("run", "--no-stdin", "x")
@@ -622,6 +633,15 @@ class Processes(Case):
         self.assertIn("pr_3", self.space("ps", "-a", "one").stdout.decode())
         items = json.loads(self.space("ps", "-ojson", "one").stdout)["items"]
         self.assertEqual([set(i) for i in items], [{"id", "state", "argv"}] * 2)
+
+    def test_how_they_ended(self):
+        self.list({"id": "pr_1", "state": "exited", "argv": ["a"], "result": {"reason": "exit", "exit_code": 3, "signal": None}},
+                  {"id": "pr_2", "state": "exited", "argv": ["b"],
+                   "result": {"reason": "signal", "exit_code": None, "signal": "SIGTERM"}},
+                  {"id": "pr_3", "state": "running", "argv": ["c"], "result": None})
+        lines = self.space("ps", "-a", "one").stdout.decode().splitlines()
+        at = lines[0].index("EXIT")
+        self.assertEqual([line[at:].split()[0] for line in lines[1:]], ["3", "SIGTERM", "-"])
 
     def test_odd_answers(self):
         for argv in (None, [], [1], "x", {"a": 1}):
