@@ -196,23 +196,49 @@ void snapshot_pack_clear(int dir_fd)
     (void)unlinkat(dir_fd, MEM_NEW, 0);
 }
 
+/* Under the lock: an unpack has a mem.new as well. */
+static void clear(struct privd *p, int dir)
+{
+    (void)pthread_rwlock_wrlock(&p->packing);
+    snapshot_pack_clear(dir);
+    (void)pthread_rwlock_unlock(&p->packing);
+}
+
+/* Whether a pack was cut short after pages.zst was in place, and mem still has its pages. */
+static bool is_half_packed(int dir, const struct manifest *m, const uint32_t *numbers)
+{
+    AUTO_CLOSE int mem = openat(dir, "mem", O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+    off_t first = m->written ? (off_t)numbers[0] * MEMORY_PAGE : 0;
+    return mem >= 0 && m->written && is_packed(dir) && lseek(mem, first, SEEK_DATA) == first;
+}
+
+static int pack(struct privd *p, int dir, const struct manifest *m, const uint32_t *numbers,
+                struct error *err)
+{
+    int rc = need_unshared(dir, m, err);
+    if (rc == 0)
+        rc = write_packed(dir, m, numbers, err);
+    if (rc == 0)
+        rc = write_holes(p, dir, m, numbers, err);
+    if (rc == 0)
+        rc = exchange(p, dir, m, err);
+    if (rc < 0)
+        clear(p, dir);
+    return rc;
+}
+
 int snapshot_pack(struct privd *p, int dir_fd, const struct manifest *m, uint64_t *ret_bytes,
                   struct error *err)
 {
     AUTO_FREE uint32_t *numbers = NULL;
-    int rc = 0;
-    if (!is_packed(dir_fd)) {
-        rc = need_unshared(dir_fd, m, err);
+    int rc = pages_read_index(dir_fd, m, &numbers, err);
+    if (rc == 0 && is_half_packed(dir_fd, m, numbers)) {
+        rc = snapshot_lock_whole(p, dir_fd, m, err);
         if (rc == 0)
-            rc = pages_read_index(dir_fd, m, &numbers, err);
-        if (rc == 0)
-            rc = write_packed(dir_fd, m, numbers, err);
-        if (rc == 0)
-            rc = write_holes(p, dir_fd, m, numbers, err);
-        if (rc == 0)
-            rc = exchange(p, dir_fd, m, err);
-        snapshot_pack_clear(dir_fd);
+            snapshot_unlock(p);
     }
+    if (rc == 0 && !is_packed(dir_fd))
+        rc = pack(p, dir_fd, m, numbers, err);
     if (rc == 0)
         *ret_bytes = packed_size(dir_fd);
     return rc;
@@ -234,25 +260,43 @@ static int damaged(const struct manifest *m, const char *why, struct error *err)
     return error_set(err, ERROR_INVALID, "snapshot %s is damaged: %s: %s", m->id, PACKED, why);
 }
 
+/* Some more of the content. */
+static int inflate_some(struct inflate *f, const struct manifest *m, ZSTD_outBuffer *out, struct error *err)
+{
+    if (f->have.pos == f->have.size) {
+        ssize_t got = read(f->fd, f->in, f->in_size);
+        if (got < 0)
+            return error_errno(err, ERROR_INTERNAL, errno, "read %s", PACKED);
+        if (got == 0)
+            return damaged(m, "it is too short", err);
+        f->have = (ZSTD_inBuffer){f->in, (size_t)got, 0};
+    }
+    size_t left = ZSTD_decompressStream(f->z, out, &f->have);
+    if (ZSTD_isError(left))
+        return damaged(m, ZSTD_getErrorName(left), err);
+    f->ended = left == 0;
+    return 0;
+}
+
 /* Exactly n bytes of the content. */
 static int inflate_exact(struct inflate *f, const struct manifest *m, void *to, size_t n, struct error *err)
 {
     ZSTD_outBuffer out = {to, n, 0};
-    while (out.pos < out.size) {
-        if (f->have.pos == f->have.size) {
-            ssize_t got = read(f->fd, f->in, f->in_size);
-            if (got < 0)
-                return error_errno(err, ERROR_INTERNAL, errno, "read %s", PACKED);
-            if (got == 0 || f->ended)
-                return damaged(m, "it is too short", err);
-            f->have = (ZSTD_inBuffer){f->in, (size_t)got, 0};
-        }
-        size_t left = ZSTD_decompressStream(f->z, &out, &f->have);
-        if (ZSTD_isError(left))
-            return damaged(m, ZSTD_getErrorName(left), err);
-        f->ended = left == 0;
-    }
-    return 0;
+    int rc = 0;
+    while (rc == 0 && out.pos < out.size)
+        rc = f->ended ? damaged(m, "it is too short", err) : inflate_some(f, m, &out, err);
+    return rc;
+}
+
+/* That was all, and its checksum is right. */
+static int inflate_end(struct inflate *f, const struct manifest *m, struct error *err)
+{
+    unsigned char more;
+    ZSTD_outBuffer out = {&more, sizeof(more), 0};
+    int rc = 0;
+    while (rc == 0 && !f->ended && out.pos == 0)
+        rc = inflate_some(f, m, &out, err);
+    return rc == 0 && out.pos > 0 ? damaged(m, "it is too long", err) : rc;
 }
 
 static int inflate_pages(struct inflate *f, const struct manifest *m, const uint32_t *numbers, int mem,
@@ -279,7 +323,7 @@ static int inflate_pages(struct inflate *f, const struct manifest *m, const uint
             rc = fs_write_at(mem, content, n * MEMORY_PAGE, (off_t)numbers[i] * MEMORY_PAGE, err);
         i += n;
     }
-    return rc;
+    return rc < 0 ? rc : inflate_end(f, m, err);
 }
 
 static int write_whole(int dir, const struct manifest *m, const uint32_t *numbers, int mem, struct error *err)

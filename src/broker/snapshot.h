@@ -109,7 +109,7 @@ int snapshot_check(int dir_fd, const struct manifest *m, struct error *err);
 int snapshot_pack(struct privd *p, int dir_fd, const struct manifest *m, uint64_t *ret_bytes,
                   struct error *err);
 
-/* Removes what a pack that was cut short has left. */
+/* Removes what a pack that was cut short has left, while nobody else has the snapshot. */
 void snapshot_pack_clear(int dir_fd);
 
 /* Holds off a pack of any snapshot until snapshot_unlock, after making this one whole. */
