@@ -25,7 +25,8 @@ static void packed(void *arg, const struct error *err, uint64_t bytes)
     struct snapshot *sn = s->packing;
     s->packing = NULL;
     fault_point("snapshot-pack.packed");
-    if (!err && !sn->gone) {
+    bool used = sn->used_ms >= sn->pack_ms; /* meanwhile, and for that made whole again */
+    if (!err && !sn->gone && !used) {
         sn->packed_bytes = bytes;
         snapshot_save(s, sn);
         LOG(LOG_DEBUG, "snapshot packed", "snapshot=%s bytes=%llu", sn->id, (unsigned long long)bytes);
@@ -66,5 +67,6 @@ void pack_tick(struct sandboxes *s)
         return;
     snapshot_hold(sn);
     s->packing = sn;
+    sn->pack_ms = now;
     broker_snapshot_pack(s->config.broker, sn->id, packed, errand_new(s, NULL, NULL));
 }

@@ -191,7 +191,7 @@ struct snapshot {
     uint64_t packed_bytes; /* 0: not packed */
     int64_t created_ms;
     int64_t used_ms; /* last needed, by this daemon; 0: not yet */
-    int64_t pack_ms; /* not packed before this */
+    int64_t pack_ms; /* not packed before this; while it is packed: when that began */
     unsigned uses;
     bool gone; /* put away: no record any more */
     struct sandboxes *all;

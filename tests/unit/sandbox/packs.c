@@ -1,6 +1,8 @@
 /* Snapshots that nobody needs for a while are packed: when, and when not. */
 #include "world.h"
 
+#include "sandbox/private.h"
+
 #define AFTER_S 600
 
 static int setup(void **state)
@@ -94,6 +96,25 @@ static void test_use_puts_it_off(void **state)
     assert_int_equal(fake_count(FAKE_PACK), 1);
 }
 
+/* Needed while it is packed, it is whole again by the time that the answer comes. */
+static void test_use_meanwhile(void **state)
+{
+    struct world *w = *state;
+    char sn[ID_SIZE];
+    snap(w, world_running(w), "full", sn);
+    fake_mode(FAKE_PACK, FAKE_LATE, 0);
+    pass(w, AFTER_S);
+    world_until(w, fake_count(FAKE_PACK) == 1);
+    snapshot_used(w->all, snapshots_find(w->all, sn));
+    fake_mode(FAKE_PACK, FAKE_OK, 0);
+    for (int i = 0; i < 40; i++) {
+        world_turns(w, 1);
+        assert_false(is_packed(w, sn));
+    }
+    pass(w, AFTER_S + 3600);
+    world_until(w, fake_count(FAKE_PACK) == 2 && is_packed(w, sn));
+}
+
 /* The memory is in use, or the disk is full: it is left alone for an hour. */
 static void test_refusal(void **state)
 {
@@ -150,6 +171,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_in_time, setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_a_suspended_sandbox, setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_use_puts_it_off, setup, world_teardown),
+        cmocka_unit_test_setup_teardown(test_use_meanwhile, setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_refusal, setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_removed_meanwhile, setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_never, setup, world_teardown),
