@@ -45,6 +45,13 @@ class Grace(CommandTest):
         result = self.sb.exec(["sh", "-c", "trap 'exit 0' TERM; while :; do sleep 0.1; done"], timeout_s=1).result
         self.assertEqual((result["reason"], result["signal"]), ("timeout", "SIGKILL"))
 
+    def test_who_leaves_its_group_is_killed(self):
+        process = self.start("mkdir -p /sys/fs/cgroup/mine && echo 0 >/sys/fs/cgroup/mine/cgroup.procs; "
+                             "cat /proc/self/cgroup; exec sleep 4321", timeout_s=2)
+        result = self.sb.result(process)
+        self.assertEqual((result["reason"], result["signal"]), ("timeout", "SIGKILL"))
+        self.assertIn(b"/mine\n", self.sb.all_output(process))
+
     def test_a_signal_escalates(self):
         stubborn = self.start("trap '' TERM; echo set; while :; do sleep 0.1; done")
         polite = self.start("trap 'exit 4' TERM; echo set; while :; do sleep 0.1; done")
