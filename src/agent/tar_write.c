@@ -58,7 +58,7 @@ static bool put_time(struct buf *pax, const char *key, int64_t s, uint32_t ns)
     char text[40];
     bool negative = s < 0;
     /* -1.5 is 1.5 s before zero, which is kept as -2 s and half a second. */
-    uint64_t whole = negative ? (uint64_t) - (s + (ns > 0)) : (uint64_t)s;
+    uint64_t whole = negative ? 0 - (uint64_t)(s + (ns > 0)) : (uint64_t)s;
     uint32_t part = negative && ns ? 1000000000U - ns : ns;
     int n = snprintf(text, sizeof(text), "%s%" PRIu64 ".%09" PRIu32, negative ? "-" : "", whole, part);
     while (text[n - 1] == '0')
