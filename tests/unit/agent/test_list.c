@@ -292,6 +292,30 @@ static void deeper_than_a_path(void **state)
     assert_int_equal(count, 0);
 }
 
+/* Seconds that are no number of nanoseconds are told as the nearest that is. */
+static void times_beyond_the_format(void **state)
+{
+    (void)state;
+    static const struct {
+        time_t s;
+        int64_t ns;
+    } cases[] = {{1000000000000, INT64_MAX}, {-1000000000000, INT64_MIN}, {-2, -1500000000}};
+    mount_small("small", 64);
+    put("small/a", "", 0644);
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        const struct timespec times[2] = {{.tv_nsec = UTIME_OMIT},
+                                          {.tv_sec = cases[i].s, .tv_nsec = 500000000}};
+        struct outcome o = {.code = 0};
+        struct file_job job = job_new(PROTO_OP_STAT, at("small/a"));
+        assert_int_equal(utimensat(AT_FDCWD, at("small/a"), times, 0), 0);
+        job_run(&job, NULL, 0, false, &o);
+        assert_true(o.has_stat);
+        assert_true(o.stat.mtime_ns == cases[i].ns);
+        outcome_finish(&o);
+    }
+    assert_int_equal(umount2(at("small"), MNT_DETACH), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -304,6 +328,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_large_directory, setup, teardown),
         cmocka_unit_test_setup_teardown(wide_and_deep, setup, teardown),
         cmocka_unit_test_setup_teardown(deeper_than_a_path, setup, teardown),
+        cmocka_unit_test_setup_teardown(times_beyond_the_format, setup, teardown),
     };
     if (geteuid() != 0)
         return 77; /* skipped: the jobs become other users */
