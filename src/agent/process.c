@@ -494,27 +494,32 @@ static void time_out(struct process *p, int64_t now)
     signal_tree(p, SIGCONT);
 }
 
+static void meet_deadlines(struct process *p, int64_t now)
+{
+    if (p->deadline && p->deadline <= now)
+        time_out(p, now);
+    if (p->kill_at && p->kill_at <= now) {
+        p->kill_at = 0;
+        p->killed = true;
+        kill_tree(p);
+    }
+    if (p->drain_deadline && p->drain_deadline <= now) {
+        p->drain_deadline = 0;
+        /* Bytes that the host has no room for yet are no reason to give up: only an idle stream is. */
+        if (out_has_room(&p->out[0]) && out_has_room(&p->out[1]))
+            give_up_streams(p);
+        else
+            p->drain_deadline = now + DRAIN_NS;
+    }
+    if (p->tell_started && p->started_due <= now)
+        must_tell(p);
+}
+
 int64_t process_deadlines(struct agent *a, int64_t now)
 {
     int64_t next = 0;
     for (struct process *p = a->processes; p; p = p->next) {
-        if (p->deadline && p->deadline <= now)
-            time_out(p, now);
-        if (p->kill_at && p->kill_at <= now) {
-            p->kill_at = 0;
-            p->killed = true;
-            kill_tree(p);
-        }
-        if (p->drain_deadline && p->drain_deadline <= now) {
-            p->drain_deadline = 0;
-            /* Bytes that the host has no room for yet are no reason to give up: only an idle stream is. */
-            if (out_has_room(&p->out[0]) && out_has_room(&p->out[1]))
-                give_up_streams(p);
-            else
-                p->drain_deadline = now + DRAIN_NS;
-        }
-        if (p->tell_started && p->started_due <= now)
-            must_tell(p);
+        meet_deadlines(p, now);
         const int64_t all[] = {p->deadline, p->kill_at, p->drain_deadline,
                                p->tell_started && p->started_due > now ? p->started_due : 0};
         for (size_t i = 0; i < ARRAY_LEN(all); i++)
