@@ -15,10 +15,10 @@ export BUILD STATE_DIR LISTEN CLEANUP PREFIX DESTDIR
 
 SOURCES = $(shell find src tests bench -name '*.[ch]')
 
-.PHONY: help setup all run stop check unit bench fuzz install uninstall format lint clean purge
+.PHONY: help setup all run stop check check-kvm unit bench fuzz install uninstall format lint clean purge
 
 help: ## this list
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | while IFS=$$'\t' read -r t d; do printf '  make %-10s %s\n' "$$t" "$$d"; done
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | while IFS=$$'\t' read -r t d; do printf '  make %-10s %s\n' "$$t" "$$d"; done
 	@echo
 	@echo '  STATE_DIR=$(STATE_DIR)  LISTEN=$(LISTEN)  BUILD=$(BUILD)  CLEANUP=keep|suspend|stop|delete (make run)  K=pattern (make check: which black-box tests)'
 
@@ -39,6 +39,9 @@ purge: ## end the server and delete every sandbox and resource of STATE_DIR (roo
 
 check: ## unit tests, then the black-box tests in real VMs (root)
 	@scripts/check.sh $(if $(K),-k '$(K)')
+
+check-kvm: all ## black-box tests with KVM, in a machine that has it, with systemd and cgroup v2 (root; slow)
+	@tests/kvm/check.py --bin "$(BUILD)" $(if $(K),-k '$(K)')
 
 unit: all ## unit tests only
 	@scripts/build.sh --test

@@ -1,0 +1,181 @@
+#!/usr/bin/env python3
+"""A machine with a working /dev/kvm, systemd and cgroups of version 2, on one that has none of them.
+
+QEMU's software emulation offers AMD's virtualization, so a Debian inside it has a real /dev/kvm. The machine is made of
+Debian's packages alone, once, and kept; it is never written to: each run starts from the same image.
+
+    outer.py build                         makes the image (minutes)
+    outer.py run [--time-limit S] TREE COMMAND...
+                                           boots it with TREE's files in /work and runs the command there as root;
+                                           prints what it says, and ends with its status
+"""
+import argparse
+import glob
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+
+TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+CACHE = os.environ.get("SPACE_KVM_CACHE", "/var/cache/space-kvm")
+BASE = ["systemd-sysv", "udev", "dbus", "kmod", "procps", "git"]
+MEMORY_MIB, CPUS, DISK = 6144, 2, "16G"
+NO_DOCS = ["--aptopt=Acquire::Languages \"none\"", "--dpkgopt=path-exclude=/usr/share/doc/*",
+           "--dpkgopt=path-exclude=/usr/share/man/*", "--dpkgopt=path-exclude=/usr/share/locale/*"]
+
+UNIT = """[Unit]
+Description=The command this machine was started for
+After=multi-user.target
+[Service]
+Type=oneshot
+ExecStart=/usr/local/sbin/outer-job
+StandardInput=null
+StandardOutput=null
+[Install]
+WantedBy=multi-user.target
+"""
+
+# The job's output goes to the second serial line, alone; the first one is the console.
+JOB = """#!/bin/bash
+exec </dev/null >/dev/ttyS1 2>&1
+stty -F /dev/ttyS1 raw -echo
+modprobe kvm_amd
+export HOME=/root PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin TERM=dumb
+mkdir -p /work && mount /dev/nvme1n1 /work && cd /work && bash /work/.outer-command
+echo "outer: status $?"
+sync
+systemctl poweroff --force --force
+"""
+
+
+def say(text):
+    print(f"outer: {text}", flush=True)
+
+
+def kernel():
+    """The newest of this host's kernels that a cloud image would have: NVMe, ext4 and KVM."""
+    found = sorted(glob.glob("/boot/vmlinuz-*-cloud-amd64"), key=os.path.getmtime)
+    if not found:
+        raise SystemExit("outer: no /boot/vmlinuz-*-cloud-amd64: sudo make setup installs one")
+    return found[-1]
+
+
+def packages():
+    out = subprocess.run([os.path.join(TOP, "scripts", "setup.sh"), "--list"], check=True, capture_output=True, text=True)
+    return BASE + out.stdout.split()
+
+
+def image_path():
+    key = hashlib.sha256("\n".join([*packages(), UNIT, JOB, DISK, kernel()]).encode()).hexdigest()[:16]
+    return os.path.join(CACHE, f"debian-{key}.ext4")
+
+
+def make_ext4(tree, path, size, *options):
+    subprocess.run(["mke2fs", "-q", "-t", "ext4", "-O", "^has_journal", "-E", "root_owner=0:0", *options, "-d", tree, path,
+                    size], check=True)
+
+
+def fill_root(root):
+    subprocess.run(["mmdebstrap", "--quiet", "--variant=minbase", f"--include={','.join(packages())}", *NO_DOCS, "bookworm",
+                    root], check=True)
+    release = os.path.basename(kernel()).removeprefix("vmlinuz-")
+    modules = os.path.join(root, "usr/lib/modules", release)
+    if not os.path.isdir(modules):  # the machine's own kernel: the host's, which may be another than the packages'
+        shutil.copytree(f"/lib/modules/{release}", modules, symlinks=True)
+        shutil.copy(kernel(), os.path.join(root, "boot"))
+    with open(os.path.join(root, "etc/systemd/system/outer-job.service"), "w", encoding="ascii") as out:
+        out.write(UNIT)
+    job = os.path.join(root, "usr/local/sbin/outer-job")
+    with open(job, "w", encoding="ascii") as out:
+        out.write(JOB)
+    os.chmod(job, 0o755)
+    subprocess.run(["systemctl", f"--root={root}", "enable", "--quiet", "outer-job.service"], check=False)
+    wants = os.path.join(root, "etc/systemd/system/multi-user.target.wants")
+    os.makedirs(wants, exist_ok=True)
+    link = os.path.join(wants, "outer-job.service")
+    if not os.path.lexists(link):
+        os.symlink("/etc/systemd/system/outer-job.service", link)
+
+
+def build():
+    path = image_path()
+    if os.path.exists(path):
+        return path
+    os.makedirs(CACHE, exist_ok=True)
+    say(f"making {path} from Debian's packages (two minutes or more)")
+    work = tempfile.mkdtemp(prefix="making-", dir=CACHE)
+    try:
+        fill_root(os.path.join(work, "root"))
+        make_ext4(os.path.join(work, "root"), os.path.join(work, "image"), DISK)
+        os.rename(os.path.join(work, "image"), path)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    for old in glob.glob(os.path.join(CACHE, "debian-*.ext4")):
+        if old != path:
+            os.unlink(old)
+    return path
+
+
+def qemu(image, tree_image, work):
+    drives = []
+    for name, file, extra in (("root", image, "snapshot=on,cache=unsafe"), ("tree", tree_image, "cache=unsafe")):
+        drives += ["-drive", f"file={file},if=none,id={name},format=raw,{extra}", "-device", f"nvme,drive={name},serial={name}"]
+    return ["qemu-system-x86_64", "-M", "q35", "-accel", "tcg,thread=multi", "-cpu", "max,+svm,+npt", "-smp", str(CPUS),
+            "-m", str(MEMORY_MIB), "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
+            "-serial", f"file:{work}/console", "-serial", "stdio", "-kernel", kernel(), "-append",
+            "console=ttyS0 root=/dev/nvme0n1 rw quiet panic=-1 mitigations=off systemd.mask=serial-getty@ttyS0.service "
+            "systemd.mask=serial-getty@ttyS1.service systemd.mask=console-getty.service", *drives]
+
+
+def follow(process):
+    """Passes on what the job says; its status, or None when the machine ended without one."""
+    status = None
+    for line in process.stdout:
+        text = line.decode(errors="replace").rstrip("\r\n")
+        if text.startswith("outer: status "):
+            status = int(text.split()[-1])
+        else:
+            print(text, flush=True)
+    return status
+
+
+def run(tree, command, time_limit):
+    image = build()
+    work = tempfile.mkdtemp(prefix="run-", dir=CACHE)
+    try:
+        with open(os.path.join(tree, ".outer-command"), "w", encoding="utf-8") as out:
+            out.write(command)
+        make_ext4(tree, os.path.join(work, "tree"), "4G")
+        process = subprocess.Popen(["timeout", "-k", "5", str(time_limit), *qemu(image, os.path.join(work, "tree"), work)],
+                                   stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        status = follow(process)
+        if status is None:
+            with open(os.path.join(work, "console"), encoding="utf-8", errors="replace") as console:
+                print(console.read()[-3000:])
+            say("the machine ended before its command did"
+                + (f": {time_limit} s were not enough" if process.wait() == 124 else ""))
+            return 1
+        return status
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description="a machine with KVM, systemd and cgroups of version 2")
+    actions = parser.add_subparsers(dest="action", required=True)
+    actions.add_parser("build")
+    one = actions.add_parser("run")
+    one.add_argument("--time-limit", type=int, default=1800)
+    one.add_argument("tree")
+    one.add_argument("command")
+    args = parser.parse_args()
+    if args.action == "build":
+        print(build())
+        return 0
+    return run(args.tree, args.command, args.time_limit)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
