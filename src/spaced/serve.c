@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <malloc.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,10 +21,15 @@
 #include "http/idempotency.h"
 #include "spaced/host_report.h"
 
+/* Memory that was freed and that the C library keeps: looked at now and then, given back beyond a bound. */
+#define TRIM_MS 10000
+#define TRIM_BYTES (16 << 20)
+
 struct daemon {
     struct handoff *h;
     struct loop *loop;
     struct loop_signal signals;
+    struct loop_timer trim;
     struct broker *broker;
     struct store *store;
     struct vm_engine *engine;
@@ -57,6 +63,15 @@ static void on_signal(struct loop_signal *s, int signo)
     struct daemon *d = s->arg;
     LOG(LOG_INFO, "stopping; sandboxes keep running", "signal=%d", signo);
     loop_stop(d->loop);
+}
+
+/* What slow readers queued is freed in small blocks between others, and stays resident for ever else. */
+static void on_trim(struct loop_timer *t)
+{
+    struct mallinfo2 info = mallinfo2();
+    if (info.fordblks > TRIM_BYTES)
+        (void)malloc_trim(0);
+    loop_timer_start(t, TRIM_MS);
 }
 
 static void on_broker_gone(void *arg)
@@ -371,6 +386,7 @@ static void close_all(struct daemon *d)
     vm_engine_destroy(d->engine);
     store_close(d->store);
     broker_destroy(d->broker);
+    loop_timer_stop(&d->trim);
     loop_signal_stop(&d->signals);
     loop_destroy(d->loop);
 }
@@ -383,6 +399,8 @@ int serve(struct handoff *h, struct error *err)
     if (rc < 0)
         return rc;
     (void)signal(SIGPIPE, SIG_IGN);
+    loop_timer_init(d.loop, &d.trim, on_trim, &d);
+    loop_timer_start(&d.trim, TRIM_MS);
     rc = loop_signal_start(d.loop, &d.signals, signals, on_signal, &d, err);
     if (rc == 0)
         rc = broker_create(d.loop, h->channel_fd, on_broker_gone, &d, &d.broker, err);

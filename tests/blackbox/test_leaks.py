@@ -5,6 +5,7 @@ import threading
 
 from harness import host
 from harness.case import OwnServerTest, limit
+from harness.ws import Attach
 
 CYCLES = int(os.environ.get("SPACE_CYCLES", "30"))
 
@@ -63,6 +64,23 @@ class Leaks(OwnServerTest):
         # Journals and records of deleted sandboxes are kept for their retention; memory for that is small.
         self.assertEqual(after, before)
         self.assertLess(self.server.daemon().memory()["Rss"] - rss, (4 << 20) + CYCLES * 64 * 1024)
+
+    @limit(180)
+    def test_memory_of_slow_readers(self):
+        """What was queued for clients that did not read goes back to the host when they have gone."""
+        sb = self.sandbox()
+        session = sb.session(["yes", "a" * 100], start="now", overflow="drop_oldest")
+        before = self.server.daemon().memory()["Rss"]
+
+        def grown():
+            return (self.server.daemon().memory()["Rss"] - before) >> 20
+
+        readers = [Attach(self.api, session) for _ in range(80)]
+        self.until(lambda: grown() > 60, "80 readers' queues to fill", 90)
+        for reader in readers:
+            reader.abort()
+        sb.delete()
+        self.until(lambda: grown() < 32, "their memory to be given back", 40)
 
     @limit(300)
     def test_clients_that_vanish(self):
