@@ -436,6 +436,7 @@ int journal_copy(const struct journal *from, uint64_t end, int dir_fd, const cha
 void journal_seal_prepare(const struct journal *j, struct journal_seal *ret)
 {
     _Static_assert(sizeof(ret->header) == HEADER_BYTES, "the header's size");
+    ret->start = j->start;
     ret->end = j->end;
     ret->fd = fcntl(j->fd, F_DUPFD_CLOEXEC, 3);
     header_encode(j, FLAG_SEALED, ret->header);
@@ -449,7 +450,7 @@ void journal_seal_sync(const struct journal_seal *seal)
 
 bool journal_seal_write(const struct journal_seal *seal, struct journal *j)
 {
-    if (seal->fd < 0 || (j && j->end != seal->end) ||
+    if (seal->fd < 0 || (j && (j->start != seal->start || j->end != seal->end)) ||
         fs_write_at(seal->fd, seal->header, sizeof(seal->header), 0, NULL) < 0)
         return false;
     if (j)

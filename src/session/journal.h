@@ -92,12 +92,12 @@ int journal_copy(const struct journal *from, uint64_t end, int dir_fd, const cha
  * again, close. */
 struct journal_seal {
     int fd; /* own descriptor; -1 when there is nothing to do */
-    uint64_t end;
+    uint64_t start, end;
     unsigned char header[64];
 };
 void journal_seal_prepare(const struct journal *j, struct journal_seal *ret);
 void journal_seal_sync(const struct journal_seal *seal); /* blocking; touches no journal */
-/* j: the journal itself when it is still open, else NULL: then nothing was appended meanwhile. False: it
- * could not be written, or bytes were appended. */
+/* j: the journal itself when it is still open, else NULL: then nothing was appended or dropped meanwhile.
+ * False: it could not be written, or bytes were appended or dropped. */
 bool journal_seal_write(const struct journal_seal *seal, struct journal *j);
 void journal_seal_close(struct journal_seal *seal);

@@ -213,7 +213,13 @@ static void test_seal_too_late(void **state)
     append(f->j, 1);
     assert_false(journal_seal_write(&seal, f->j));
     journal_seal_close(&seal);
+    /* What the seal names is no longer there. */
+    journal_seal_prepare(f->j, &seal);
+    assert_true(journal_drop(f->j, 50));
+    assert_false(journal_seal_write(&seal, f->j));
+    journal_seal_close(&seal);
     reopen(f, boot);
+    assert_int_equal(journal_start(f->j), 50);
     assert_int_equal(journal_end(f->j), 101);
 }
 
