@@ -356,6 +356,9 @@ static const char logs_detail[] =
     "sandbox have ended. With --follow, a stream that breaks is taken up again, and status 125 says that it "
     "could "
     "not.";
+static const char kill_detail[] = "What ignores SIGTERM, such as an interactive shell, ends by `-s KILL`. "
+                                  "`space ps -a` shows what a process "
+                                  "ended with.";
 static const char port_detail[] = "Listens on 127.0.0.1 at LOCAL (default the same number; 0: a free one) "
                                   "and prints the address. Each connection "
                                   "becomes one to the port in the sandbox, which needs no network of its own "
@@ -444,7 +447,7 @@ const struct cli_command cli_commands[] = {
     {"logs", "[SANDBOX] PROCESS", 1, 2, false, logs_options, "Print the kept output of a process.",
      logs_detail, cmd_logs},
     {"kill", "[SANDBOX] PROCESS", 1, 2, false, kill_options, "Send a signal to a process and its children.",
-     NULL, cmd_kill},
+     kill_detail, cmd_kill},
     {"port", "SANDBOX [LOCAL:]PORT...", 2, CLI_POSITIONAL_MAX, false, NULL,
      "Reach ports of a sandbox at this machine's loopback.", port_detail, cmd_port},
     {"template ls", "", 0, 0, false, NULL, "List templates.", NULL, cmd_template_ls},
