@@ -176,7 +176,7 @@ def main():
         result.bad.append("taking down the shared server")
     failed = len(result.bad) + (0 if tests else 1)
     if not tests:
-        print("FAIL no test was run")
+        print("FAIL no test was run" + (f": no name holds {' or '.join(args.patterns)}" if args.patterns else ""))
     for name in result.bad:
         print(f"failed: {name}")
     print(f"black-box tests took {time.monotonic() - began:.0f} s")
