@@ -18,6 +18,7 @@
 #define REPLY_HEADERS_MAX 128      /* added by a handler */
 #define DISCARD_MAX (1024 * 1024)  /* bytes of a refused body that are read to keep the connection */
 #define LINGER_MAX (64 * 1024 * 1024) /* bytes of a refused body read after an early answer */
+#define RAW_ANSWER_MAX (64 * 1024)    /* bytes of a whole answer that overtakes the body */
 #define STATUS_CLIENT_GONE 499        /* reported to `answered` when nobody was there to answer to */
 
 /* Deadlines in milliseconds; the defaults of http_create, shorter in tests. */
@@ -160,7 +161,7 @@ struct http_server {
     unsigned restless;        /* looks in a row after which the library asked for the next one at once */
     unsigned conn_count;
     unsigned ws_count; /* the library does not know of them any more */
-    bool running; /* inside MHD_run */
+    bool running;      /* inside MHD_run */
     bool stopping;
     struct http_conn *conns;
     struct http_request *requests;
@@ -210,8 +211,8 @@ int head_check(struct http_request *r, char allow[ROUTE_ALLOW_SIZE], struct erro
 int head_check_json(const struct http_request *r, struct error *err);
 
 /* --- reply.c --- */
-/* Writes a whole answer to the socket at once although the request's body has not been read. False when it
- * could not be. */
+/* Writes a whole answer to the socket at once although the request's body has not been read. False, and
+ * nothing is written: it is too long for that, or there is no room now. */
 bool reply_send_raw(struct http_request *r);
 /* The kept answer to a request that was made before with the same Idempotency-Key, sent when it is durable:
  * it may be asked for while the first request still waits for that. */

@@ -293,9 +293,26 @@ void http_reply_error(struct http_request *r, const struct error *err)
 
 /* --- before the body has been read --- */
 
+/* Writes all of the n bytes or none; false: none. The rest of a part could not follow, so what is cut in
+ * spite of the room that is made for it is seen as a reset. */
+static bool send_at_once(int fd, const unsigned char *data, size_t n)
+{
+    ssize_t did = send(fd, data, n, MSG_NOSIGNAL | MSG_DONTWAIT);
+    size_t sent = did > 0 ? (size_t)did : 0;
+    if (sent > 0 && sent < n) {
+        int room = (int)(2 * n);
+        (void)setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &room, sizeof(room));
+        did = send(fd, data + sent, n - sent, MSG_NOSIGNAL | MSG_DONTWAIT);
+        sent += did > 0 ? (size_t)did : 0;
+    }
+    if (sent > 0 && sent < n)
+        connection_reset(fd);
+    return sent > 0;
+}
+
 bool reply_send_raw(struct http_request *r)
 {
-    if (!r->ready || !r->response || r->fill)
+    if (!r->ready || !r->response || r->fill || r->reply_n > RAW_ANSWER_MAX)
         return false;
     struct buf out;
     buf_init(&out, r->reply_n + 16 * 1024);
@@ -308,8 +325,7 @@ bool reply_send_raw(struct http_request *r)
     bool body = r->reply_n > 0 && strcmp(r->method, "HEAD") != 0;
     ok = ok && buf_append(&out, "\r\n", 2) && (!body || buf_append(&out, r->reply_data, r->reply_n));
     size_t n = buf_len(&out);
-    /* Nothing has been sent on this connection for this request, so a small answer fits into its buffer. */
-    ok = ok && send(r->conn->fd, buf_head(&out), n, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)n;
+    ok = ok && send_at_once(r->conn->fd, buf_head(&out), n);
     buf_finish(&out);
     if (ok)
         (void)shutdown(r->conn->fd, SHUT_WR);

@@ -20,7 +20,7 @@
 struct upload {
     struct http_request *r;
     struct loop_timer timer;
-    uint64_t bytes, sum, stop_at;
+    uint64_t bytes, sum, stop_at, large;
     unsigned rests;
     bool slow;
 };
@@ -37,6 +37,20 @@ static void upload_over(void *data, bool aborted)
         atomic_fetch_add(&uploads_aborted, 1);
 }
 
+/* An error, or an answer of that size. */
+static void refuse_upload(struct http_request *r, uint64_t large)
+{
+    struct error err = ERROR_INIT;
+    AUTO_FREE char *text = large ? malloc(large) : NULL;
+    if (!text) {
+        (void)error_set(&err, ERROR_NO_SPACE, "full");
+        http_reply_error(r, &err);
+        return;
+    }
+    memset(text, 'x', large);
+    http_reply_text(r, 413, "text/plain", text, large);
+}
+
 static size_t upload_data(struct http_request *r, const void *data, size_t n)
 {
     struct upload *u = http_data(r);
@@ -50,11 +64,8 @@ static size_t upload_data(struct http_request *r, const void *data, size_t n)
     for (size_t i = 0; i < n; i++)
         u->sum += ((const unsigned char *)data)[i];
     u->bytes += n;
-    if (u->stop_at && u->bytes >= u->stop_at) {
-        struct error err = ERROR_INIT;
-        (void)error_set(&err, ERROR_NO_SPACE, "full");
-        http_reply_error(r, &err);
-    }
+    if (u->stop_at && u->bytes >= u->stop_at)
+        refuse_upload(r, u->large);
     return n;
 }
 
@@ -91,6 +102,7 @@ static void put_upload(struct http_request *r, void *arg)
     http_set_data(r, u, upload_over);
     if (http_query_u64(r, "slow", 0, 1, 0, &slow, &err) < 0 ||
         http_query_u64(r, "later", 0, 1, 0, &later, &err) < 0 ||
+        http_query_u64(r, "large", 0, 1024 * 1024, 0, &u->large, &err) < 0 ||
         http_query_u64(r, "stop_at", 0, UINT64_MAX, 0, &u->stop_at, &err) < 0) {
         http_reply_error(r, &err);
         return;
@@ -180,7 +192,7 @@ static void ping(struct http_request *r, void *arg)
 }
 
 static const struct http_route routes[] = {
-    {"PUT", "/upload", put_upload, NULL, ROLE_NONE, BODY_STREAM, 0, "put", "slow,later,stop_at"},
+    {"PUT", "/upload", put_upload, NULL, ROLE_NONE, BODY_STREAM, 0, "put", "slow,later,stop_at,large"},
     {"PUT", "/bounded", put_upload, NULL, ROLE_NONE, BODY_STREAM, 100000, "put", "slow,later,stop_at"},
     {"GET", "/download", get_download, NULL, ROLE_NONE, BODY_NONE, 0, "get", "n,known,slow,broken"},
     {"GET", "/ping", ping, NULL, ROLE_NONE, BODY_NONE, 0, "ping", NULL},
@@ -300,6 +312,31 @@ static void answers_before_the_end_of_a_body(void **state)
         answer_finish(&a);
         upload("/bounded", data, 100000, chunked, &a);
         assert_int_equal(a.status, 200);
+        answer_finish(&a);
+    }
+}
+
+/* More than the connection takes at once: never a part of an answer and then the answer. */
+static void answers_at_length_before_the_end_of_a_body(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *target;
+        size_t n;
+    } cases[] = {{"/upload?stop_at=1&large=60000", 60000}, {"/upload?stop_at=1&large=300000", 300000}};
+    uint64_t sum;
+    AUTO_FREE char *data = pattern(4000000, &sum);
+    int little = 1;
+    int fd = MHD_get_daemon_info(f.server->mhd, MHD_DAEMON_INFO_LISTEN_FD)->listen_fd;
+    assert_int_equal(setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &little, sizeof(little)), 0);
+    for (size_t i = 0; i < 2 * ARRAY_LEN(cases); i++) {
+        struct answer a;
+        upload(cases[i / 2].target, data, 4000000, i % 2, &a);
+        assert_int_equal(a.status, 413);
+        assert_true(a.whole);
+        assert_int_equal(a.body_n, cases[i / 2].n);
+        for (size_t at = 0; at < a.body_n; at++)
+            assert_int_equal(a.body[at], 'x');
         answer_finish(&a);
     }
 }
@@ -444,6 +481,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         T(takes_every_byte_once),
         T(answers_before_the_end_of_a_body),
+        T(answers_at_length_before_the_end_of_a_body),
         T(tells_of_an_upload_that_breaks_off),
         T(sends_every_byte),
         T(cuts_a_broken_answer),
