@@ -13,6 +13,11 @@
 #include "base/str.h"
 
 #define RING_SIZE 262144
+/* What a few files are given that turn out to be large: while one is waited for, the others of its way (disk,
+ * host, this process) go on. */
+#define WIDE_WINDOW 1048576
+#define WIDE_FROM (PROTO_WRITE_WINDOW / 2) /* bytes after which a file is large */
+#define WIDE_MAX 8
 #define CHILD_DATA 3
 #define CHILD_CONTROL 4
 /* For the child of a closed operation to end by itself: one that has half of something to clear away is not
@@ -228,6 +233,7 @@ static int start_child(struct file *f, struct file_job *job)
     agent_watch(f->agent, &f->control_watch, EPOLLIN);
     if (f->writes) {
         in_init(&f->in, TAKE_FD(e.data[0]), PROTO_WRITE_WINDOW, false);
+        f->in.through = true;
         f->in_watch = (struct watch){.fd = f->in.fd, .fn = on_input, .arg = f};
     } else {
         f->out.fd = TAKE_FD(e.data[0]);
@@ -328,10 +334,21 @@ const char *file_close(struct file *f)
     return NULL;
 }
 
+static void widen(struct file *f)
+{
+    unsigned wide = 0;
+    for (const struct file *o = f->agent->files; o; o = o->next)
+        wide += o->in.window == WIDE_WINDOW;
+    if (wide < WIDE_MAX)
+        in_widen(&f->in, WIDE_WINDOW);
+}
+
 const char *file_data(struct file *f, const struct proto_data *d)
 {
     if (!f->writes || f->committed || d->stream != PROTO_FILE_DATA || d->fin || in_data(&f->in, d) < 0)
         return "file data that does not fit";
+    if (f->in.received >= WIDE_FROM && f->in.window < WIDE_WINDOW)
+        widen(f);
     feed(f);
     return NULL;
 }

@@ -38,6 +38,15 @@ void work_to_stat(const struct stat *st, struct proto_stat *ret);
  * without a report then. */
 int work_put(const struct file_job *j, const void *p, size_t n);
 
+#define WORK_BLOCK 1048576
+/* Memory for one block of a large file, aligned for work_direct; freed by the end of the child. NULL when
+ * there is none. */
+unsigned char *work_block(void);
+
+/* Switches a descriptor to reading and writing past the page cache, or back. Whether that changed anything:
+ * many file systems cannot do it, and some only say so when it is tried (EINVAL). */
+bool work_direct(int fd, bool on);
+
 /* WRITE, ARCHIVE_WRITE: the data (read from j->data) has ended. Whether the host has said that this was all;
  * else it has given up, and what is half made has to go. */
 bool work_committed(const struct file_job *j);

@@ -8,8 +8,6 @@
 #include "agent/filework.h"
 #include "base/cleanup.h"
 
-#define SPLICE_SIZE 1048576
-
 struct target {
     struct work_place place;
     char temp[WORK_TEMP_SIZE]; /* its name in the directory; "" when there is none */
@@ -62,15 +60,58 @@ static int open_temp(struct target *t)
     return fd;
 }
 
-static int copy_in(const struct file_job *j, struct target *t, int fd)
+static int write_all(struct target *t, int fd, const unsigned char *p, size_t n)
 {
-    for (;;) {
-        ssize_t n = splice(j->data, NULL, fd, NULL, SPLICE_SIZE, SPLICE_F_MOVE);
+    while (n > 0) {
+        ssize_t w = write(fd, p, n);
+        if (w < 0 && errno == EINTR)
+            continue;
+        if (w < 0 && errno == EINVAL && work_direct(fd, false))
+            continue; /* by way of the page cache, then */
+        if (w < 0)
+            return fault(t, errno, "cannot write the file");
+        p += w;
+        n -= (size_t)w;
+    }
+    return 0;
+}
+
+/* As much as fills the block, unless the data ends before: the count, or -1. */
+static ssize_t read_block(const struct file_job *j, unsigned char *to)
+{
+    size_t have = 0;
+    while (have < WORK_BLOCK) {
+        ssize_t n = read(j->data, to + have, WORK_BLOCK - have);
         if (n < 0 && errno == EINTR)
             continue;
         if (n < 0)
-            return fault(t, errno, "cannot write the file");
+            return -1;
         if (n == 0)
+            break;
+        have += (size_t)n;
+    }
+    return (ssize_t)have;
+}
+
+/* Whole blocks go to the disk past the page cache: that spares the guest most of the work, and nothing is
+ * left to write back at the end. What does not fill a block goes the usual way. */
+static int copy_in(const struct file_job *j, struct target *t, int fd)
+{
+    unsigned char *block = work_block();
+    ssize_t n;
+    if (!block)
+        return fault(t, ENOMEM, "cannot write the file");
+    for (uint64_t blocks = 0;; blocks++) {
+        n = read_block(j, block);
+        if (n < 0)
+            return fault(t, errno, "cannot take the data");
+        if (n < WORK_BLOCK)
+            (void)work_direct(fd, false);
+        else if (blocks == 0 && work_direct(fd, true))
+            (void)fcntl(j->data, F_SETPIPE_SZ, WORK_BLOCK); /* filled while a block is on its way */
+        if (write_all(t, fd, block, (size_t)n) < 0)
+            return -1;
+        if (n < WORK_BLOCK)
             return 0;
     }
 }

@@ -11,6 +11,12 @@ void in_init(struct in *i, int fd, size_t window, bool tty)
     buf_init(&i->held, window + 1); /* and the end character */
 }
 
+void in_widen(struct in *i, size_t window)
+{
+    i->window = window;
+    i->held.max = window + 1;
+}
+
 void in_end(struct in *i)
 {
     if (i->fd >= 0)
@@ -22,6 +28,14 @@ void in_finish(struct in *i)
 {
     in_end(i);
     buf_finish(&i->held);
+}
+
+/* What the pipe takes at once is not held first; a failure shows again when the rest is flushed. */
+static size_t write_through(const struct in *i, const unsigned char *p, size_t n)
+{
+    bool now = i->through && i->fd >= 0 && n > 0 && !buf_len(&i->held);
+    ssize_t w = now ? write(i->fd, p, n) : 0;
+    return w > 0 ? (size_t)w : 0;
 }
 
 int in_data(struct in *i, const struct proto_data *d)
@@ -37,9 +51,10 @@ int in_data(struct in *i, const struct proto_data *d)
     n -= (size_t)known;
     if (i->fin)
         return n == 0 ? 0 : -1; /* a repeated end */
-    if (i->fd >= 0 && !buf_append(&i->held, p, n))
-        return -1;
     i->received += n;
+    size_t gone = write_through(i, p, n);
+    if (i->fd >= 0 && !buf_append(&i->held, p + gone, n - gone))
+        return -1;
     if (d->fin) {
         const unsigned char end = TTY_END;
         i->fin = true;

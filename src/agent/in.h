@@ -8,9 +8,10 @@
 #include "proto/proto.h"
 
 struct in {
-    int fd;   /* owned; -1 when there is none (any more) */
-    bool fin; /* the host has sent the end */
-    bool tty; /* the end is a character, not a close */
+    int fd;       /* owned; -1 when there is none (any more) */
+    bool fin;     /* the host has sent the end */
+    bool tty;     /* the end is a character, not a close */
+    bool through; /* what fits is written as it comes, and not held first */
     size_t window;
     struct buf held;
     int error;          /* errno of the write that failed: nobody reads */
@@ -20,6 +21,9 @@ struct in {
 
 void in_init(struct in *i, int fd, size_t window, bool tty);
 void in_finish(struct in *i);
+
+/* A larger window from here on; the host is to be told. */
+void in_widen(struct in *i, size_t window);
 
 /* Takes a DATA frame: -1 when it leaves a gap or goes beyond the credit; what arrived before is skipped. */
 int in_data(struct in *i, const struct proto_data *d);
