@@ -308,22 +308,37 @@ void guest_file_close(struct guest_file *f)
 
 static void pump_write(struct guest_file *f)
 {
-    uint64_t end = f->out_base + buf_len(&f->out);
     struct guest *g = f->g;
     while (buf_len(&g->tx) <= GUEST_TX_HIGH) {
-        uint64_t most = end < f->out_limit ? end : f->out_limit;
-        size_t n = most > f->out_sent ? (size_t)(most - f->out_sent) : 0;
+        size_t have = buf_len(&f->out);
+        uint64_t credit = f->out_limit - f->out_sent;
+        size_t n = have < credit ? have : (size_t)credit;
         n = n < PUSH_PART ? n : PUSH_PART;
         if (n == 0)
             break;
-        struct proto_data d = {PROTO_FILE_DATA, false, f->out_sent,
-                               buf_head(&f->out) + (f->out_sent - f->out_base), n};
+        struct proto_data d = {PROTO_FILE_DATA, false, f->out_sent, buf_head(&f->out), n};
         if (!proto_data_send(&g->tx, g->tag, f->channel, &d))
             break;
+        buf_consume(&f->out, n);
         f->out_sent += n;
     }
-    if (f->commit && !f->commit_sent && f->out_sent == end)
+    if (f->commit && !f->commit_sent && buf_len(&f->out) == 0)
         f->commit_sent = guest_send(g, PROTO_FILE_COMMIT, f->channel, NULL);
+}
+
+void guest_file_settle(struct guest *g)
+{
+    for (struct guest_file *f = g->files; f && !g->destroyed;) {
+        bool waits = f->push_short && !f->ended && !f->failed;
+        if (!waits || buf_room(&f->out) < GUEST_PUSH_MAX / 4) {
+            f = f->next;
+            continue;
+        }
+        f->push_short = false;
+        if (f->write.room)
+            f->write.room(f->arg);
+        f = g->files; /* the list may be another after a callback */
+    }
 }
 
 void guest_file_pump(struct guest_file *f)
@@ -410,18 +425,12 @@ static int on_window(struct guest_file *f, const struct proto_frame *frame, cons
     *ret_why = "a window of a file that cannot be";
     if (!f->writes || proto_window_get(frame, &w) < 0 || w.stream != PROTO_FILE_DATA)
         return -1;
-    if (w.acked < f->out_base || w.acked > f->out_sent || w.limit <= f->out_limit ||
+    if (w.acked < f->out_acked || w.acked > f->out_sent || w.limit <= f->out_limit ||
         w.limit - w.acked > WRITE_CREDIT_MAX)
         return -1;
-    buf_consume(&f->out, (size_t)(w.acked - f->out_base));
-    f->out_base = w.acked;
+    f->out_acked = w.acked;
     f->out_limit = w.limit;
     guest_flush_later(f->g);
-    if (f->push_short && buf_room(&f->out) >= GUEST_PUSH_MAX / 4) {
-        f->push_short = false;
-        if (f->write.room)
-            f->write.room(f->arg);
-    }
     return 0;
 }
 

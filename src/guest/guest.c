@@ -136,6 +136,8 @@ static void on_flush(void *arg)
         guest_flush_later(g); /* the socket took it all: there may be more */
     if (!g->destroyed)
         guest_conn_settle(g); /* what was sent has made room */
+    if (!g->destroyed)
+        guest_file_settle(g);
     guest_leave(g);
 }
 

@@ -95,8 +95,8 @@ struct guest_file {
     struct error error;
     uint64_t received, taken, told; /* read */
     unsigned frames;                /* received that the agent has no word of */
-    struct buf out;                 /* write: from out_base on */
-    uint64_t out_base, out_sent, out_limit;
+    struct buf out;                 /* write: from out_sent on; nothing is sent twice */
+    uint64_t out_acked, out_sent, out_limit;
     struct buf part;      /* list, watch: the beginning of a record */
     uint32_t depth, left; /* list: levels; entries that may still come */
     char *last;           /* owned: list: the name of the entry before, or what the listing goes on behind */
@@ -133,8 +133,8 @@ struct guest {
     struct loop_timer retry, deadline, alive;
     struct loop_timer quiesce; /* while one is under way: the latest time for its answer */
     struct loop_deferred flush;
-    struct loop_timer linger; /* the last moment for what was sent in its own time; */
-    size_t lingering;         /* so many bytes of tx were, and may wait for company until then */
+    struct loop_timer linger; /* the last moment for what was sent in its own time: */
+    size_t lingering;         /* so many bytes of tx, which may wait for company until then */
     struct buf rx, tx;
     struct proto_assembly assembly;
     uint64_t epoch;
@@ -250,6 +250,9 @@ void guest_file_simple(struct guest *g, const struct file_request *r, guest_done
 int guest_file_message(struct guest_file *f, const struct proto_message *m, const struct proto_frame *frame,
                        const struct proto_fields *fields, const char **ret_why);
 void guest_file_pump(struct guest_file *f);
+
+/* Tells writers of the room that sending has made; callbacks may do anything. */
+void guest_file_settle(struct guest *g);
 void guest_file_fail(struct guest_file *f, const struct error *err); /* tells its owner */
 void guest_file_free(struct guest_file *f);
 
