@@ -16,8 +16,8 @@
 #define RING_SMALL 65536 /* two frames of the largest size */
 #define RING_LARGE 262144
 #define LARGE_MAX 32 /* connections with a large ring */
-#define SEND_BUFFER \
-    65536 /* in the kernel, which doubles it: nothing is gained by more on this machine itself */
+/* In the kernel, which doubles it: nothing is gained by more on this machine itself. */
+#define SEND_BUFFER 65536
 
 struct conn *conn_find(struct agent *a, uint32_t channel)
 {

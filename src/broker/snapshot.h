@@ -102,7 +102,7 @@ int snapshot_check(int dir_fd, const struct manifest *m, struct error *err);
 /* --- snapshots that are kept long (pack.c) ---
  *
  *   pages.zst  the content of the written pages, compressed; mem has holes there meanwhile. As long as it
- * exists, mem may lack them: whoever needs mem makes it whole first. */
+ *              exists, mem may lack them: whoever needs mem makes it whole first. */
 
 /* Compresses a sealed snapshot's pages. *ret_bytes: what it takes on disk by itself afterwards.
  * ERROR_CONFLICT while others have its memory: then nothing would be gained. */

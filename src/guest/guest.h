@@ -215,8 +215,9 @@ struct guest_write {
     const char *path;
     uint32_t mode; /* permission bits of a new file; UINT32_MAX: 0644 or the replaced file's */
     bool parents;  /* make missing directories (0755) */
-    const char
-        *owner; /* "USER", "USER:GROUP", ":GROUP", names or numbers; NULL: as it is (a new file: user) */
+    /* "USER", "USER:GROUP", ":GROUP", "USER:" (with the group that the user logs in with), names or numbers;
+     * NULL: as it is (a new file: user). */
+    const char *owner;
 };
 
 struct guest_write_events {

@@ -350,9 +350,10 @@ void proto_stat_get(const unsigned char from[PROTO_STAT_SIZE], struct proto_stat
 
 /* --- records in the data of LIST and WATCH ---
  *
- *     entry:  u32 length of the whole | stat (40 bytes) | u16 name's length | u16 link's length | name | link
- *     change: u32 length of the whole | u8 kind | u8 1: of a directory | u16 name's length | u16 to's length
- * | u16 zero | name | to
+ *     entry:  u32 length of the whole | stat (40 bytes) | u16 name's length | u16 link's length
+ *             | name | link
+ *     change: u32 length of the whole | u8 kind | u8 1: of a directory | u16 name's length
+ *             | u16 to's length | u16 zero | name | to
  *
  * Names are paths relative to the directory that was asked about (empty: itself), of any bytes but NUL;
  * "to" is the new name of what moved within it. Records may be cut anywhere by frames. */
