@@ -398,6 +398,115 @@ static void archives(void **state)
     end(&r);
 }
 
+/* --- large files --- */
+struct large {
+    struct answer answer;
+    struct guest_file *file;
+    size_t size, at; /* of the whole; of what is passed on next */
+    bool committed;
+    unsigned opened;
+};
+
+/* Of position n: no two blocks are alike. */
+static unsigned char byte_at(size_t n)
+{
+    return (unsigned char)((n * 2654435761U) >> 16 ^ n >> 20);
+}
+
+static void give(void *arg)
+{
+    struct large *l = arg;
+    unsigned char part[50000];
+    while (l->at < l->size) {
+        size_t n = l->size - l->at < sizeof(part) ? l->size - l->at : sizeof(part);
+        for (size_t i = 0; i < n; i++)
+            part[i] = byte_at(l->at + i);
+        size_t taken = guest_file_push(l->file, part, n);
+        l->at += taken;
+        if (taken < n)
+            return;
+    }
+    if (!l->committed)
+        guest_file_commit(l->file);
+    l->committed = true;
+}
+
+static void on_large_opened(void *arg, const struct guest_stat *st)
+{
+    struct large *l = arg;
+    assert_int_equal(st->size, l->size);
+    l->opened++;
+}
+
+static void on_large(void *arg, const void *data, size_t n)
+{
+    struct large *l = arg;
+    const unsigned char *p = data;
+    for (size_t i = 0; i < n; i++)
+        if (p[i] != byte_at(l->at + i))
+            fail_msg("byte %zu is another", l->at + i);
+    l->at += n;
+    guest_file_taken(l->file, n);
+}
+
+static void on_large_end(void *arg, const struct error *err)
+{
+    on_done(&((struct large *)arg)->answer, err);
+}
+
+static void write_large(struct run *r, size_t size)
+{
+    static const struct guest_write_events events = {give, on_stat};
+    struct large l = {.size = size}; /* its answer comes first */
+    struct error e = ERROR_INIT;
+    struct guest_write w = {.path = at(r, "large"), .mode = 0600};
+    assert_int_equal(guest_file_write(r->g, &w, &events, &l, &l.file, &e), 0);
+    give(&l);
+    until(r, &l.answer.came, 1);
+    assert_int_equal(l.answer.error.code, 0);
+    assert_int_equal(l.answer.st.size, size);
+    guest_file_close(l.file);
+}
+
+static void read_large(struct run *r, size_t size, size_t offset, uint64_t length)
+{
+    static const struct guest_read_events events = {on_large_opened, on_large, on_large_end};
+    struct large l = {.size = size, .at = offset};
+    struct error e = ERROR_INIT;
+    size_t end = length < size - offset ? offset + length : size;
+    assert_int_equal(guest_file_read(r->g, NULL, at(r, "large"), offset, length, &events, &l, &l.file, &e),
+                     0);
+    until(r, &l.answer.came, 1);
+    assert_int_equal(l.answer.error.code, 0);
+    assert_int_equal(l.opened, 1);
+    assert_int_equal(l.at, end);
+    guest_file_close(l.file);
+}
+
+/* About the blocks that pass by the page cache: below one, one, over one, many, and ranges that begin or end
+ * within one. */
+static void large_files(void **state)
+{
+    (void)state;
+    static const size_t mib = 1048576, sizes[] = {1048575, 1048576, 1048577, 1572864, 5 * 1048576 + 5000};
+    struct run r;
+    begin(&r);
+    for (size_t i = 0; i < ARRAY_LEN(sizes); i++) {
+        write_large(&r, sizes[i]);
+        read_large(&r, sizes[i], 0, UINT64_MAX);
+    }
+    size_t size = sizes[ARRAY_LEN(sizes) - 1];
+    read_large(&r, size, 4096, 3 * mib);
+    read_large(&r, size, 4096, mib + 77);
+    read_large(&r, size, mib, mib);
+    read_large(&r, size, 1, UINT64_MAX);
+    read_large(&r, size, size - mib - 1, UINT64_MAX);
+    read_large(&r, size, 8192, UINT64_MAX);
+    read_large(&r, size, size - 10, UINT64_MAX);
+    assert_int_equal(r.lost, 0);
+    end(&r);
+}
+
 /* --- watches --- */
 struct watching {
     struct guest_file *file;
@@ -479,6 +588,7 @@ int main(void)
         cmocka_unit_test(modes_and_owners),
         cmocka_unit_test(the_owner_of_what_is_written),
         cmocka_unit_test(archives),
+        cmocka_unit_test(large_files),
         cmocka_unit_test(the_limit_of_watches),
     };
     if (geteuid() != 0)
