@@ -130,12 +130,14 @@ static void release(struct data_call *c, bool aborted)
     json_decref(TAKE(a->farewell));
 }
 
-/* The next call, from c on, that is attached to the same process. */
+/* The next call, from c on, that is attached to the same process. One that has ended without its reader, for
+ * want of memory, is not: to end it again would change nothing. */
 static struct attach *next_attached(const struct attach *a, struct data_call *c)
 {
     for (; c; c = c->next) {
         struct attach *other = (struct attach *)c;
-        if (c->release == release && other != a && other->reader && str_eq(other->process_id, a->process_id))
+        if (c->release == release && other != a && other->reader && !other->ended &&
+            str_eq(other->process_id, a->process_id))
             return other;
     }
     return NULL;
