@@ -95,15 +95,20 @@ static bool push_pending(struct port_call *p)
     return !p->blocked;
 }
 
+static void fail_for_memory(struct port_call *p)
+{
+    struct error err = ERROR_INIT;
+    (void)error_set(&err, ERROR_NO_MEMORY, "out of memory");
+    port_fail(p, &err);
+}
+
 static size_t push_chunk(struct port_call *p, const void *data, size_t n)
 {
     if (n > PORT_CHUNK_MAX)
         n = PORT_CHUNK_MAX;
     if (!buf_printf(&p->out, "%zx\r\n", n) || !buf_append(&p->out, data, n) ||
         !buf_append(&p->out, "\r\n", 2)) {
-        struct error err = ERROR_INIT;
-        (void)error_set(&err, ERROR_NO_MEMORY, "out of memory");
-        port_fail(p, &err);
+        fail_for_memory(p);
         return n;
     }
     (void)push_pending(p);
@@ -139,8 +144,10 @@ static void on_body_end(struct http_request *r)
     p->body_ended = true;
     if (body_is_over(p))
         return;
-    if (p->chunked && !buf_append(&p->out, "0\r\n\r\n", 5))
-        return; /* the guest waits for it in vain, and the client for as long as that may take */
+    if (p->chunked && !buf_append(&p->out, "0\r\n\r\n", 5)) {
+        fail_for_memory(p);
+        return;
+    }
     (void)push_pending(p);
     watch_guest(p, true);
     deliver(p);
@@ -300,7 +307,8 @@ static void guest_broke(struct port_call *p, const struct error *err)
         fail_at_port(p, err);
 }
 
-/* Reads n bytes of the answer; -1 when the call is over by that. *ret_own: bytes that are not the body's. */
+/* Reads of n bytes of the answer. 1: what is behind *ret_used is of another protocol. -1: the call is over.
+ */
 static int read_answer(struct port_call *p, const unsigned char *data, size_t n, size_t *ret_used)
 {
     struct error err = ERROR_INIT;
