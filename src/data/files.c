@@ -7,8 +7,6 @@
 #include "base/str.h"
 #include "data/text.h"
 
-#define OWNER_MAX (2 * FILE_USER_MAX + 1)
-
 /* A question to the guest. */
 struct file_op {
     struct data *d;
@@ -90,9 +88,9 @@ int file_owner_check(const char *owner, struct error *err)
         return 0;
     const char *colon = strchr(owner, ':');
     bool whole = colon ? colon[1] && !strchr(colon + 1, ':') : *owner != '\0';
-    if (!whole || strlen(owner) > OWNER_MAX)
+    if (!whole || strlen(owner) > FILE_OWNER_MAX)
         return error_field(err, ERROR_INVALID, "owner",
-                           "owner is USER, USER:GROUP or :GROUP, of at most %d bytes", OWNER_MAX);
+                           "owner is USER, USER:GROUP or :GROUP, of at most %d bytes", FILE_OWNER_MAX);
     return 0;
 }
 

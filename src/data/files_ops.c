@@ -6,8 +6,6 @@
 #include "data/files.h"
 #include "data/text.h"
 
-#define OWNER_MAX 129
-
 struct ops_call {
     struct file_call f; /* first */
     char *other;        /* owned: where it goes, or a link's text */
@@ -289,7 +287,7 @@ void file_chmod_post(struct http_request *r, void *arg)
                                        NAME_B64(b.name, "path"),
                                        USER(b),
                                        {"mode", JSON_KIND_STRING, false, 0, 8, &b.mode},
-                                       {"owner", JSON_KIND_STRING, false, 0, OWNER_MAX, &b.owner},
+                                       {"owner", JSON_KIND_STRING, false, 0, FILE_OWNER_MAX, &b.owner},
                                        FLAG(c, recursive)};
     int rc = json_read(http_json(r), "", table, ARRAY_LEN(table), &err);
     if (rc == 0)
