@@ -73,9 +73,8 @@ void http_routes(struct http_server *s, const struct http_route *routes, size_t 
 
 /* Requests for somebody behind this server. Before a request is routed by its path, the gate is asked, with
  * the authority it names (of its target, else of Host; "" without) and its target as it was sent, which
- * starts with
- * '/' and holds no control bytes. What it takes goes to `route`, one of those added before, with body
- * BODY_STREAM and raw set. The framing of the body and the size of the head have been checked then; key,
+ * starts with '/' and holds no control bytes. What it takes goes to `route`, one of those added before, with
+ * body BODY_STREAM and raw set. The framing of the body and the size of the head have been checked then; key,
  * path, query and type of the body are the handler's to look at. One gate a server; before http_start. */
 void http_set_gate(struct http_server *s, const struct http_route *route,
                    bool (*takes)(void *arg, const char *authority, const char *target), void *arg);
@@ -122,7 +121,7 @@ bool http_is_1_1(const struct http_request *r); /* else the client speaks HTTP/1
 /* The client's address in numbers, "" when it is gone. */
 void http_peer(const struct http_request *r, char to[HTTP_PEER_SIZE]);
 /* Raw routes: checks a key as the server does for the others: ERROR_UNAUTHORIZED, ERROR_TOKEN_EXPIRED,
- * ERROR_FORBIDDEN. On success it becomes the request's principal. */
+ * ERROR_FORBIDDEN. Whose key it is becomes the request's principal, also when the role is too low. */
 int http_check_key(struct http_request *r, const char *key, enum http_role wanted, struct error *err);
 const struct http_principal *http_principal(const struct http_request *r);
 const json_t *
@@ -188,7 +187,8 @@ struct http_ws_events {
 };
 /* Whether the request asks for an upgrade offering this subprotocol. */
 bool http_ws_wanted(const struct http_request *r, const char *protocol);
-/* Accepts; the request is answered by this. Pings every 30 s; a peer silent for 90 s is dropped. */
+/* Accepts; the request is answered by this. Pings every 30 s; a peer that has got them and is silent for 90 s
+ * is dropped, and one whose TCP does not answer. */
 void http_ws_accept(struct http_request *r, const char *protocol, size_t message_max,
                     const struct http_ws_events *events, void *arg,
                     void (*opened)(struct http_ws *ws, void *arg));
