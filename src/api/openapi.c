@@ -207,11 +207,12 @@ char *openapi_text(const struct http_server *http)
     const struct http_route *route;
     for (size_t i = 0; (route = http_route_at(http, i)); i++)
         add_route(paths, route);
-    json_t *document = json_pack("{s:s, s:{s:s, s:s, s:{s:s, s:s}, s:s}, s:[{s:[]}, {s:[]}], s:o, s:o}",
-                                 "openapi", "3.1.0", "info", "title", "SPACE", "version", SPACE_VERSION,
-                                 "license", "name", "Apache-2.0", "identifier", "Apache-2.0", "description",
-                                 "Sandboxes in microVMs: their life, commands, files and templates.",
-                                 "security", "bearer", "apiKey", "paths", paths, "components", components());
+    json_t *document =
+        json_pack("{s:s, s:{s:s, s:s, s:{s:s, s:s}, s:s}, s:[{s:[]}, {s:[]}], s:o, s:o}", "openapi", "3.1.0",
+                  "info", "title", "SPACE", "version", SPACE_VERSION, "license", "name", "Apache-2.0",
+                  "identifier", "Apache-2.0", "description",
+                  "Sandboxes in microVMs: their life, snapshots, commands, files, ports and templates.",
+                  "security", "bearer", "apiKey", "paths", paths, "components", components());
     char *text = document ? json_dumps(document, JSON_COMPACT) : NULL;
     json_decref(document);
     return text;
