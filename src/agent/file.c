@@ -302,6 +302,7 @@ const char *file_start(struct agent *a, uint32_t channel, const struct proto_fie
     struct file *f = a->file_count < PROTO_FILES_MAX ? malloc(sizeof(*f)) : NULL;
     if (!f)
         return refuse(a, channel, "the limit of 64 file operations at a time has been reached");
+    job.narrow = a->file_count >= WIDE_MAX;
     memset(f, 0, sizeof(*f));
     f->agent = a;
     f->channel = channel;

@@ -60,6 +60,7 @@ struct file_job {
     uint32_t depth, limit;
     bool recursive;
     uint64_t offset, length;
+    bool narrow; /* many are under way: little memory for this one */
     int data;    /* pipe to write to (READ, LIST, WATCH, ARCHIVE_READ) or read from (WRITE, ARCHIVE_WRITE) */
     int control; /* where reports go */
     /* Set before the operation's own function is called: */

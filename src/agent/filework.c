@@ -289,7 +289,7 @@ static int copy_out(const struct file_job *j, int fd, uint64_t size)
     uint64_t left = j->length;
     if (j->offset > INT64_MAX)
         return work_failed(j, EINVAL, "the offset is too large");
-    bool large = size >= WORK_BLOCK && j->offset <= size - WORK_BLOCK && left >= WORK_BLOCK;
+    bool large = !j->narrow && size >= WORK_BLOCK && j->offset <= size - WORK_BLOCK && left >= WORK_BLOCK;
     if (large && j->offset % DIRECT_ALIGN == 0 && direct_out(j, fd, &at, &left) < 0)
         return -1;
     return splice_out(j, fd, at, left);

@@ -39,6 +39,7 @@ void work_to_stat(const struct stat *st, struct proto_stat *ret);
 int work_put(const struct file_job *j, const void *p, size_t n);
 
 #define WORK_BLOCK 1048576
+#define WORK_NARROW 131072 /* what is used of it by one of many */
 /* Memory for one block of a large file, aligned for work_direct; freed by the end of the child. NULL when
  * there is none. */
 unsigned char *work_block(void);

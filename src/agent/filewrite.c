@@ -76,12 +76,12 @@ static int write_all(struct target *t, int fd, const unsigned char *p, size_t n)
     return 0;
 }
 
-/* As much as fills the block, unless the data ends before: the count, or -1. */
-static ssize_t read_block(const struct file_job *j, unsigned char *to)
+/* size bytes, unless the data ends before: the count, or -1. */
+static ssize_t read_block(const struct file_job *j, unsigned char *to, size_t size)
 {
     size_t have = 0;
-    while (have < WORK_BLOCK) {
-        ssize_t n = read(j->data, to + have, WORK_BLOCK - have);
+    while (have < size) {
+        ssize_t n = read(j->data, to + have, size - have);
         if (n < 0 && errno == EINTR)
             continue;
         if (n < 0)
@@ -98,20 +98,21 @@ static ssize_t read_block(const struct file_job *j, unsigned char *to)
 static int copy_in(const struct file_job *j, struct target *t, int fd)
 {
     unsigned char *block = work_block();
+    const ssize_t size = j->narrow ? WORK_NARROW : WORK_BLOCK;
     ssize_t n;
     if (!block)
         return fault(t, ENOMEM, "cannot write the file");
     for (uint64_t blocks = 0;; blocks++) {
-        n = read_block(j, block);
+        n = read_block(j, block, (size_t)size);
         if (n < 0)
             return fault(t, errno, "cannot take the data");
-        if (n < WORK_BLOCK)
+        if (n < size)
             (void)work_direct(fd, false);
-        else if (blocks == 0 && work_direct(fd, true))
+        else if (blocks == 0 && work_direct(fd, true) && !j->narrow)
             (void)fcntl(j->data, F_SETPIPE_SZ, WORK_BLOCK); /* filled while a block is on its way */
         if (write_all(t, fd, block, (size_t)n) < 0)
             return -1;
-        if (n < WORK_BLOCK)
+        if (n < size)
             return 0;
     }
 }

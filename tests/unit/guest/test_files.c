@@ -507,6 +507,30 @@ static void large_files(void **state)
     end(&r);
 }
 
+/* One of many is given less memory, and does the same. */
+static void large_files_among_many(void **state)
+{
+    (void)state;
+    static const struct guest_write_events events = {on_room, on_stat};
+    struct guest_file *others[8];
+    struct answer a = {.came = 0};
+    struct error e = ERROR_INIT;
+    struct run r;
+    begin(&r);
+    for (size_t i = 0; i < ARRAY_LEN(others); i++) {
+        char name[16];
+        (void)snprintf(name, sizeof(name), "other%zu", i);
+        struct guest_write w = {.path = at(&r, name), .mode = 0600};
+        assert_int_equal(guest_file_write(r.g, &w, &events, &a, &others[i], &e), 0);
+    }
+    write_large(&r, 3 * 1048576 + 5000);
+    read_large(&r, 3 * 1048576 + 5000, 4096, UINT64_MAX);
+    assert_int_equal(a.came, 0);
+    for (size_t i = 0; i < ARRAY_LEN(others); i++)
+        guest_file_close(others[i]);
+    end(&r);
+}
+
 /* --- watches --- */
 struct watching {
     struct guest_file *file;
@@ -589,6 +613,7 @@ int main(void)
         cmocka_unit_test(the_owner_of_what_is_written),
         cmocka_unit_test(archives),
         cmocka_unit_test(large_files),
+        cmocka_unit_test(large_files_among_many),
         cmocka_unit_test(the_limit_of_watches),
     };
     if (geteuid() != 0)
