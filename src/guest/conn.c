@@ -192,12 +192,15 @@ void guest_conn_link_gone(struct guest *g, const struct error *why)
 
 void guest_conn_settle(struct guest *g)
 {
+    /* Where memory is short, room is there and nothing can be taken: then the next turn goes on. */
+    unsigned rooms = 2 * g->conn_count;
     for (struct guest_conn *c = g->conns; c && !g->destroyed;) {
         struct error e;
         if (c->failed) {
             e = c->error;
             tell_closed(c, &e);
-        } else if (c->push_short && takes_data(c) && buf_room(&c->out) >= GUEST_PUSH_MAX / 4) {
+        } else if (rooms > 0 && c->push_short && takes_data(c) && buf_room(&c->out) >= GUEST_PUSH_MAX / 4) {
+            rooms--;
             c->push_short = false;
             if (c->events.room)
                 c->events.room(c->arg);

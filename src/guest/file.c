@@ -328,12 +328,14 @@ static void pump_write(struct guest_file *f)
 
 void guest_file_settle(struct guest *g)
 {
-    for (struct guest_file *f = g->files; f && !g->destroyed;) {
+    unsigned rooms = 2 * g->file_count; /* as in guest_conn_settle */
+    for (struct guest_file *f = g->files; f && !g->destroyed && rooms > 0;) {
         bool waits = f->push_short && !f->ended && !f->failed;
         if (!waits || buf_room(&f->out) < GUEST_PUSH_MAX / 4) {
             f = f->next;
             continue;
         }
+        rooms--;
         f->push_short = false;
         if (f->write.room)
             f->write.room(f->arg);
