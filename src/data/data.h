@@ -9,6 +9,8 @@
 
 struct data;
 
+#define DATA_DOMAIN_MAX 200 /* bytes: with a port and a sandbox in front it has to fit into a host name */
+
 struct data_config {
     struct loop *loop;
     struct http_server *http;
@@ -16,7 +18,8 @@ struct data_config {
     struct sessions *sessions;
     const char *public_url; /* "http://127.0.0.1:7780": start of attach.url; copied */
     unsigned wake_ms;       /* how long a request waits for its sandbox to run; 0: 30,000 */
-    const char *domain;     /* below which hosts name ports of sandboxes; NULL or "": none; copied */
+    const char *domain;     /* below which hosts name ports of sandboxes; NULL or "": none; at most
+                               DATA_DOMAIN_MAX; copied */
     unsigned tunnels_max;   /* upgraded connections to ports at once; 0: 1,024 */
     unsigned port_answer_s; /* how long a port may take to begin its answer; 0: 60 */
 };

@@ -51,7 +51,7 @@ void port_conn_keep(struct port_conn *c);
 
 struct ports {
     struct data *d;
-    char domain[PORTS_DOMAIN_MAX + 1];
+    char domain[DATA_DOMAIN_MAX + 1];
     bool https; /* how clients reach this server, when nobody in between says */
     unsigned tunnels_max;
     int64_t answer_ms; /* how long a guest may take to begin an answer */

@@ -8,7 +8,6 @@
 #include "base/error.h"
 #include "base/id.h"
 
-#define PORTS_DOMAIN_MAX 200
 #define PORTS_TOKEN_MAX 128 /* bytes of a traffic token that are looked at, with the NUL */
 
 struct port_address {

@@ -8,10 +8,10 @@
 #include "base/cleanup.h"
 #include "base/fs.h"
 #include "base/str.h"
+#include "data/data.h"
 
 #define DEFAULT_FILE "/etc/space/spaced.conf"
 #define FILE_MAX_BYTES 65536
-#define DOMAIN_MAX 200 /* with a port and a sandbox in front of it, it has to fit into a host name */
 
 enum kind { TEXT, NUMBER, CHOICE, PATH };
 
@@ -307,7 +307,7 @@ int config_check(const struct config *c, struct error *err)
             err, ERROR_INVALID, "listen",
             "--dev binds loopback only, and listen is %s; without --dev make keys with `space key create`",
             c->listen);
-    if (*c->domain && !str_is_domain(c->domain, DOMAIN_MAX))
+    if (*c->domain && !str_is_domain(c->domain, DATA_DOMAIN_MAX))
         return error_field(
             err, ERROR_INVALID, "domain",
             "domain is \"%.100s\"; it must be a name like sandboxes.example.com, in lower case", c->domain);
