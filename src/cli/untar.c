@@ -346,8 +346,8 @@ static int make_symlink(struct untar *u, struct error *err)
     if (symlinkat(text, u->parent_fd, temp) < 0)
         return error_errno(err, ERROR_INTERNAL, errno, "%.300s", u->path);
     if (u->config->keep && geteuid() == 0)
-        (void)fchownat(u->parent_fd, temp, (uid_t)archive_entry_uid(u->entry),
-                       (gid_t)archive_entry_gid(u->entry), AT_SYMLINK_NOFOLLOW);
+        (void)!fchownat(u->parent_fd, temp, (uid_t)archive_entry_uid(u->entry),
+                        (gid_t)archive_entry_gid(u->entry), AT_SYMLINK_NOFOLLOW);
     return reveal(u, temp, err);
 }
 

@@ -34,7 +34,7 @@ static void command(bool exec, const uint8_t *data, size_t n)
     struct error err = ERROR_INIT;
     if (json_parse((const char *)data, n, &body, &err) < 0)
         return;
-    if (spec_read(body, exec, NULL, 1ull << 30, &q, &err) == 0) {
+    if (spec_read(body, exec, NULL, NULL, 1ull << 30, &q, &err) == 0) {
         assert(spec_exec_init(q.spec, "pr_", &x, &err) == 0);
         assert(!x.exec.argv != !x.exec.shell);
         assert(!exec || !x.exec.pty);

@@ -218,7 +218,7 @@ static unsigned same_tree(const char *a, const char *b, bool attributes)
     assert_non_null(d);
     same_file(a, b, attributes);
     while ((e = readdir(d))) {
-        char *x, *y;
+        char *x = NULL, *y = NULL;
         if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0)
             continue;
         assert_true(asprintf(&x, "%s/%s", a, e->d_name) > 0 && asprintf(&y, "%s/%s", b, e->d_name) > 0);

@@ -3,6 +3,7 @@ import fcntl
 import os
 import pty
 import select
+import signal
 import struct
 import subprocess
 import sys
@@ -13,7 +14,9 @@ import unittest
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from fake_server import Server
 
-SPACE = sys.argv.pop(1)
+SPACE = os.path.abspath(sys.argv.pop(1))
+# What the run was started with ignored, by nohup say, would be ignored by what is tested too.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 STARTED = ("json", {"type": "started", "pid": 7})
 
 
