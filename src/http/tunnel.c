@@ -49,13 +49,6 @@ void connection_reset(int fd)
     (void)connect(fd, &none, sizeof(none));
 }
 
-unsigned char *upgrade_input(struct http_server *s)
-{
-    if (!s->ws_input)
-        s->ws_input = malloc(UPGRADE_INPUT_BYTES);
-    return s->ws_input;
-}
-
 unsigned http_tunnel_count(const struct http_server *s)
 {
     return s->tunnel_count;

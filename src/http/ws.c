@@ -413,6 +413,13 @@ static const struct wslay_event_callbacks callbacks = {
     .on_msg_recv_callback = on_wslay_message,
 };
 
+unsigned char *upgrade_input(struct http_server *s)
+{
+    if (!s->ws_input)
+        s->ws_input = malloc(UPGRADE_INPUT_BYTES);
+    return s->ws_input;
+}
+
 static bool start_io(struct http_ws *ws, size_t message_max)
 {
     struct http_server *s = ws->server;

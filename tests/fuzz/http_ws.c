@@ -73,7 +73,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     must(loop_create(&s.loop, NULL) == 0);
     must(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) == 0);
     closed_count = 0;
-    struct http_ws *ws = ws_create(&s, fds[0], NULL, &accept, data + 1, size > 20 ? data[1] % 8 : 0);
+    struct http_ws *ws = ws_create(&s, fds[0], &accept, data + 1, size > 20 ? data[1] % 8 : 0);
     must(ws != NULL);
     for (size_t at = 1; at < size && closed_count == 0; at += step) {
         size_t n = size - at < step ? size - at : step;
@@ -87,7 +87,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     ws_destroy_all(&s);
     must(closed_count == 1 && !s.websockets);
     loop_destroy(s.loop);
-    (void)close(fds[0]);
     (void)close(fds[1]);
     free(s.ws_input);
     return 0;
