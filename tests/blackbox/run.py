@@ -160,8 +160,12 @@ def main():
     if os.geteuid() != 0:
         sys.exit("run.py: the server needs root: run `sudo make check`")
 
-    # An ended run cleans up as well: servers and virtual machines would go on otherwise.
+    # An ended run cleans up as well: servers and virtual machines would go on otherwise. And what the run was started
+    # with ignored, by nohup or a shell's background, would be ignored by what is tested too.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
     result = Result(args.log_dir)
     began = time.monotonic()
     try:

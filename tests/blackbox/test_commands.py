@@ -261,12 +261,14 @@ class Many(OwnServerTest):
         sb = self.sandbox()
         self.in_parallel(sb, 8, 16)
         (descriptors, groups, zombies), ours = self.quiet(sb)
-        self.assertGreater(groups, 0)
+        self.assertIn(groups, (1, 2))  # one is ready, and one that was used may be kept for the next command
         self.assertEqual(zombies, 0)
         rss = self.server.daemon().memory()["Rss"]
         store = os.path.join(self.server.state_dir, "spaced")
         self.in_parallel(sb, 8, SHORT // 8)
-        self.assertEqual(self.quiet(sb), ((descriptors, groups, zombies), ours))
+        (more, kept, zombies), still = self.quiet(sb)
+        self.assertIn(kept, (1, 2))
+        self.assertEqual((more - kept, zombies, still), (descriptors - groups, 0, ours))
         known = len(self.api.pages(f"{sb.path}/processes", limit=1000))
         self.assertLessEqual(known, 4096)
         kept = min(SHORT, 4096)

@@ -15,8 +15,10 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from fake_server import Server
 
 SPACE = os.path.abspath(sys.argv.pop(1))
-# What the run was started with ignored, by nohup say, would be ignored by what is tested too.
-signal.signal(signal.SIGHUP, signal.SIG_DFL)
+# What the run was started with ignored, by nohup or a shell's background, would be ignored by what is tested too.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+for number in (signal.SIGHUP, signal.SIGQUIT):
+    signal.signal(number, signal.SIG_DFL)
 STARTED = ("json", {"type": "started", "pid": 7})
 
 
