@@ -157,8 +157,8 @@ class HostileArchives(SpaceTest):
             tar.addfile(*self.entry("zeros", data=b"\1" * (40 << 20)))
 
         upload = self.server.upload(self.archive(fill))
-        self.addCleanup(self.api.call, "DELETE", "/v1/templates/small")
-        answer = self.api.ok("POST", "/v1/templates/small/releases",
+        self.addCleanup(self.api.call, "DELETE", "/v1/templates/tight")
+        answer = self.api.ok("POST", "/v1/templates/tight/releases",
                              {"kind": "tar", "upload": upload, "disk_mib": 32}).json
         op = self.api.wait_operation(answer.get("operation", answer), check=False)
         self.assertEqual(op["status"], "failed")

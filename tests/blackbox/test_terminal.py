@@ -174,9 +174,13 @@ class FullScreen(TerminalTest):
         less.stdin("G")
         less.screen("line 500 of it")
         less.stdin("g")
-        less.screen("line 1 of it")
-        less.stdin("/line 42 \r")
-        less.screen("line 42 of it", timeout=20)
+        less.screen("line 1 of it", "line 10 of it")
+        # It may throw away what was typed ahead when it begins to read the words.
+        self.until(lambda: self.state_of("less /root/long") == "S", "less waits for a key")
+        less.stdin("/")
+        self.until(lambda: self.state_of("less /root/long") == "S", "less waits for words")
+        less.stdin("line 42 \r")
+        less.screen("line 42 of it")
         less.stdin("q")
         self.assertEqual(less.finish()["exit_code"], 0)
 
