@@ -14,6 +14,7 @@ struct head_scan {
     const char *length;
     const char *encoding;
     bool repeated; /* a field that may come once came twice */
+    bool folded;   /* a field goes on in a second line */
 };
 
 /* Where a field that matters here is kept; by length first, since this runs for every field of every request.
@@ -49,11 +50,23 @@ static size_t cookie_cost(const char *value)
     return cost;
 }
 
+/* The library's older versions (0.9) put the text of a continued line behind the field's name instead of its
+ * value, in a copy elsewhere. Nothing in the name tells, but name and value stand in one line no more. Newer
+ * ones put blanks in place of the break, as RFC 9112 says. */
+static bool is_folded(const char *name, const char *value)
+{
+    const char *at = name + strlen(name) + 1; /* behind the colon */
+    while (at < value && (*at == ' ' || *at == '\t'))
+        at++;
+    return at != value;
+}
+
 /* One pass over all fields, since every look-up by name would walk them again. */
 static enum MHD_Result scan_field(void *cls, enum MHD_ValueKind kind, const char *name, const char *value)
 {
     (void)kind;
     struct head_scan *scan = cls;
+    scan->folded = scan->folded || (value && is_folded(name, value));
     value = value ? value : "";
     scan->fields++;
     scan->bytes += strlen(name) + strlen(value);
@@ -80,10 +93,12 @@ static int check_fields(const struct head_scan *scan, struct error *err)
 }
 
 /* Two ways to say where the body ends invite request smuggling behind a proxy, so both together are refused.
- */
+ * A field that was continued may be such a way that the library has not seen. */
 static int check_framing(struct http_request *r, const struct head_scan *scan, struct error *err)
 {
     r->length = 0;
+    if (scan->folded)
+        return error_set(err, ERROR_INVALID, "a header field is continued on a second line");
     if (scan->encoding && scan->length)
         return error_set(err, ERROR_INVALID, "Content-Length and Transfer-Encoding together");
     if (scan->encoding && strcasecmp(scan->encoding, "chunked") != 0)
