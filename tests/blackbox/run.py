@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Runs the black-box tests: the real server, real virtual machines. Needs root.
 
-    run.py [--bin BUILD_DIR] [-k PATTERN]... [--list] [--fail-fast] [--time-limit S]
+    run.py [--bin BUILD_DIR] [--engine NAME] [--jobs N] [-k PATTERN]... [--list] [--fail-fast] [--time-limit S]
 
 Each test has a time limit. The server's log is shown, and kept, when a test fails. The last line is
-"N passed, N failed"; running no test at all is a failure.
+"N passed, N failed"; running no test at all is a failure, and so is a test that was chosen and did not run.
 """
 import argparse
 import fnmatch
@@ -20,7 +20,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, HERE)
 sys.dont_write_bytecode = True
 
-from harness import server  # noqa: E402
+from harness import server, workers  # noqa: E402
 
 
 class TimeLimit(BaseException):
@@ -63,23 +63,22 @@ class Result(unittest.TestResult):
             self.failure(test, err, str(subtest))
 
     def failure(self, test, err, what=""):
+        """One piece of output, so that those of two workers do not mix."""
         self.bad.append(short(test))
-        self.line("FAIL", test)
-        if what:
-            print(f"     {what}")
-        text = "".join(traceback.format_exception(*err))
-        print("     " + text.strip().replace("\n", "\n     "), flush=True)
-        self.keep_log(test)
+        text = "".join(traceback.format_exception(*err)).strip()
+        lines = [f"FAIL {short(test)} ({time.monotonic() - self.began:.1f} s)", *([what] if what else []), *text.split("\n"),
+                 *self.keep_log(test)]
+        print("\n     ".join(lines), flush=True)
 
     def keep_log(self, test):
         one = getattr(test, "server", None) or server.current_shared()
         if one is None or not os.path.exists(one.log_path):
-            return
+            return []
         os.makedirs(self.log_dir, exist_ok=True)
         kept = os.path.join(self.log_dir, short(test).replace("/", "_") + ".log")
         shutil.copyfile(one.log_path, kept)
-        tail = one.log(2500).strip().replace("\n", "\n     | ")
-        print(f"     the server's log (whole: {kept}) ends with\n     | {tail}", flush=True)
+        return [f"the server's log (whole: {kept}) ends with",
+                *("| " + line for line in one.log(2500).strip().split("\n"))]
 
 
 def short(test):
@@ -123,7 +122,7 @@ def with_limit(test, default):
 
 
 def run_all(tests, result, args):
-    """Class by class, so that each class's fixtures are taken down before the next begins."""
+    """Class by class, so that each class's fixtures are taken down before the next begins. Whether to go on."""
     for number, test in enumerate(tests):
         with_limit(test, args.time_limit)(result)
         last = number + 1 == len(tests) or type(tests[number + 1]) is not type(test)
@@ -136,7 +135,30 @@ def run_all(tests, result, args):
                 if isinstance(sys.exc_info()[1], KeyboardInterrupt):
                     raise
         if args.fail_fast and result.bad:
-            break
+            return False
+    return True
+
+
+def give_up_shared(result):
+    try:
+        server.close_shared()
+    except Exception as error:  # noqa: B902
+        print(f"FAIL taking down the shared server: {error}", flush=True)
+        result.bad.append("taking down the shared server")
+
+
+def run_with_workers(tests, result, args):
+    """Most tests on args.jobs workers, then those that must be alone."""
+    together = [test for test in tests if not workers.is_alone(test)]
+    work = workers.batches(together, args.jobs)
+    if args.jobs > 1 and len(work) > 1:
+        workers.Workers(work, lambda batch, part: run_all(batch, part, args), give_up_shared,
+                        lambda: Result(args.log_dir)).start(min(args.jobs, len(work))).join(result)
+    elif not run_all(together, result, args):
+        return
+    if result.bad and (args.fail_fast or "interrupted" in result.bad):
+        return
+    run_all([test for test in tests if workers.is_alone(test)], result, args)
 
 
 def main():
@@ -145,13 +167,17 @@ def main():
     parser.add_argument("-k", dest="patterns", action="append", default=[], help="only tests whose name matches")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--fail-fast", action="store_true")
+    parser.add_argument("--engine", choices=("auto", "qemu", "firecracker"), default=server.default_engine,
+                        help="of every server that is started (default: auto)")
+    parser.add_argument("--jobs", type=int, default=int(os.environ.get("SPACE_JOBS", "0")) or os.cpu_count(),
+                        help="tests at once (default: as many as processors)")
     parser.add_argument("--time-limit", type=float, default=180.0, help="seconds a test may take (default 180)")
     parser.add_argument("--log-dir", default="/var/tmp/space-test-logs")
     parser.add_argument("--add-passed", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--add-failed", type=int, default=0, help=argparse.SUPPRESS)
     args = parser.parse_args()
 
-    server.bin_dir = os.path.abspath(args.bin)
+    server.bin_dir, server.default_engine = os.path.abspath(args.bin), args.engine
     os.environ["SPACE_BIN"] = server.bin_dir
     tests = selected(list(flatten(unittest.defaultTestLoader.discover(HERE, "test_*.py", HERE))), args.patterns)
     if args.list:
@@ -169,15 +195,13 @@ def main():
     result = Result(args.log_dir)
     began = time.monotonic()
     try:
-        run_all(tests, result, args)
+        run_with_workers(tests, result, args)
     except KeyboardInterrupt:
         print("interrupted")
         result.bad.append("interrupted")
-    try:
-        server.close_shared()
-    except Exception as error:  # noqa: B902
-        print(f"FAIL taking down the shared server: {error}")
-        result.bad.append("taking down the shared server")
+    give_up_shared(result)
+    if not result.bad and result.testsRun != len(tests):
+        result.bad.append(f"{len(tests) - result.testsRun} tests did not run")
     failed = len(result.bad) + (0 if tests else 1)
     if not tests:
         print("FAIL no test was run" + (f": no name holds {' or '.join(args.patterns)}" if args.patterns else ""))

@@ -4,6 +4,7 @@ import time
 
 from harness.api import Sandbox
 from harness.case import SpaceTest
+from harness.workers import alone
 
 FIELDS = {"id", "name", "state", "desired_state", "generation", "template", "engine", "acceleration", "resources",
           "network", "lifecycle", "metadata", "created_at", "started_at", "last_active_at", "expires_at",
@@ -85,6 +86,7 @@ class Verbs(SpaceTest):
         end = sb.output(process)[2]
         self.until(lambda: sb.output(process)[2] > end, "output going on after resume")
 
+    @alone
     def test_pause_is_quick_and_stops_the_guest(self):
         sb = self.sandbox()
         session = sb.session("while true; do echo x; usleep 20000; done", start="now")

@@ -68,6 +68,7 @@ VERBS = {
 
 
 class Steps(FaultTest):
+    spread = True  # each verb is a long test of its own
     # No warm VMs: what passes a point is the verb that was asked for.
     config = {"warm_per_golden": 0}
 

@@ -13,6 +13,7 @@ from harness import host
 from harness.api import Api, Sandbox
 from harness.case import OwnServerTest, limit
 from harness.wait import until
+from harness.workers import alone
 
 VERBS = int(os.environ.get("SPACE_VERBS", "160"))
 SEED = int(os.environ.get("SPACE_SEED", "0")) or random.randrange(1, 1 << 30)
@@ -52,6 +53,7 @@ class Model:
         self.doubts = set()               # numbers that may or may not have been written: the server died
 
 
+@alone  # it wants both processors for itself
 class Storm(OwnServerTest):
     config = {"warm_per_golden": 1, "max_sandboxes": 200}
 

@@ -9,6 +9,7 @@ import threading
 import time
 
 from harness.case import OwnServerTest, SharedSandboxTest, limit
+from harness.workers import alone
 from harness.ws import Attach, AttachLines
 
 MIB = 1 << 20
@@ -140,6 +141,7 @@ class Bytes(StreamTest):
 
 
 class Ends(StreamTest):
+    @alone
     def test_the_end_comes_without_output(self):
         """From a command's end to the end of its stream, against the same with a last byte: no wait in between."""
         silent, loud = [], []

@@ -18,6 +18,7 @@ READY = re.compile(rb"^spaced: ready on http://([0-9.]+):([0-9]+)\s*$", re.MULTI
 SANITIZER = re.compile(rb"AddressSanitizer|LeakSanitizer|runtime error:|UndefinedBehaviorSanitizer")
 
 bin_dir = os.environ.get("SPACE_BIN", os.path.join(TOP, "build"))
+default_engine = os.environ.get("SPACE_TEST_ENGINE", "auto")  # of every server, unless a test names one
 start_timeout = 120.0
 
 
@@ -50,8 +51,9 @@ class Server:
         self.state_dir = state_dir or os.path.join(self.base, "state")
         self.log_path = os.path.join(self.base, "spaced.log")
         self.listen, self.args = listen, list(args)
-        if engine:
-            self.args += ["--engine", engine]
+        self.engine = engine or default_engine
+        if self.engine != "auto" and "engine" not in (config or {}):
+            self.args += ["--engine", self.engine]
         if config is not None:
             path = os.path.join(self.base, "spaced.conf")
             with open(path, "w", encoding="utf-8") as out:
