@@ -8,14 +8,16 @@ STATE_DIR ?= /var/lib/space
 LISTEN    ?= 127.0.0.1:7780
 CLEANUP   ?=
 K         ?=
+ALL       ?=
+SLOWER    ?= 1
 PREFIX    ?= /usr/local
 DESTDIR   ?=
 SECONDS_EACH ?= 15
-export BUILD STATE_DIR LISTEN CLEANUP PREFIX DESTDIR
+export BUILD STATE_DIR LISTEN CLEANUP PREFIX DESTDIR SLOWER
 
 SOURCES = $(shell find src tests bench -name '*.[ch]')
 
-.PHONY: help setup all run stop check check-kvm unit bench fuzz install uninstall format lint clean purge
+.PHONY: help setup all run stop check check-kvm check-fresh unit bench fuzz install uninstall format lint clean purge
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | while IFS=$$'\t' read -r t d; do printf '  make %-10s %s\n' "$$t" "$$d"; done
@@ -41,7 +43,10 @@ check: ## unit tests, then the black-box tests in real VMs (root)
 	@scripts/check.sh $(if $(K),-k '$(K)')
 
 check-kvm: all ## black-box tests with KVM, in a machine that has it, with systemd and cgroup v2 (root; slow)
-	@tests/kvm/check.py --bin "$(BUILD)" $(if $(K),-k '$(K)')
+	@tests/kvm/check.py --bin "$(BUILD)" $(if $(K),-k '$(K)') $(if $(ALL),--all)
+
+check-fresh: ## `make run`, then `make check` of what K matches, from a clean checkout on a new machine (root; hours)
+	@tests/kvm/fresh.py $(if $(K),--check '$(K)')
 
 unit: all ## unit tests only
 	@scripts/build.sh --test

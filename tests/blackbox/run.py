@@ -2,6 +2,7 @@
 """Runs the black-box tests: the real server, real virtual machines. Needs root.
 
     run.py [--bin BUILD_DIR] [--engine NAME] [--jobs N] [-k PATTERN]... [--list] [--fail-fast] [--time-limit S]
+           [--slower N]
 
 Each test has a time limit. The server's log is shown, and kept, when a test fails. The last line is
 "N passed, N failed"; running no test at all is a failure, and so is a test that was chosen and did not run.
@@ -20,7 +21,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, HERE)
 sys.dont_write_bytecode = True
 
-from harness import server, workers  # noqa: E402
+from harness import server, wait, workers  # noqa: E402
 
 
 class TimeLimit(BaseException):
@@ -103,7 +104,7 @@ def selected(tests, patterns):
 
 def with_limit(test, default):
     """Arms the alarm around one test."""
-    seconds = getattr(getattr(test, test._testMethodName, None), "time_limit", default)
+    seconds = getattr(getattr(test, test._testMethodName, None), "time_limit", default) * wait.slower
 
     def ring(*_):
         raise TimeLimit(f"longer than {seconds:g} s")
@@ -172,12 +173,14 @@ def main():
     parser.add_argument("--jobs", type=int, default=int(os.environ.get("SPACE_JOBS", "0")) or os.cpu_count(),
                         help="tests at once (default: as many as processors)")
     parser.add_argument("--time-limit", type=float, default=180.0, help="seconds a test may take (default 180)")
+    parser.add_argument("--slower", type=float, default=1.0, help="all time limits times N, for a slow machine")
     parser.add_argument("--log-dir", default="/var/tmp/space-test-logs")
     parser.add_argument("--add-passed", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--add-failed", type=int, default=0, help=argparse.SUPPRESS)
     args = parser.parse_args()
 
     server.bin_dir, server.default_engine = os.path.abspath(args.bin), args.engine
+    wait.slower = args.slower
     os.environ["SPACE_BIN"] = server.bin_dir
     tests = selected(list(flatten(unittest.defaultTestLoader.discover(HERE, "test_*.py", HERE))), args.patterns)
     if args.list:

@@ -5,6 +5,8 @@ import json
 import time
 import urllib.parse
 
+from . import wait
+
 
 class Answer:
     def __init__(self, status, headers, body):
@@ -131,6 +133,7 @@ class Api:
     def wait_operation(self, operation, timeout=120.0, check=True):
         """Long-polls an operation (object or id) to its end."""
         op_id = operation["id"] if isinstance(operation, dict) else operation
+        timeout *= wait.slower
         deadline = time.monotonic() + timeout
         while True:
             left = deadline - time.monotonic()

@@ -1,6 +1,8 @@
 """Waiting on conditions. Deadlines are generous: they bound a failure, they are not what is expected."""
 import time
 
+slower = 1.0  # how many times slower than usual this machine is (run.py --slower)
+
 
 class TimedOut(AssertionError):
     pass
@@ -8,6 +10,7 @@ class TimedOut(AssertionError):
 
 def until(condition, what, timeout=30.0, step=0.02):
     """Returns the first true value of condition(); raises TimedOut naming `what` when the deadline passes."""
+    timeout *= slower
     deadline = time.monotonic() + timeout
     while True:
         value = condition()
