@@ -32,7 +32,9 @@ struct api_config {
     struct vm_engine *engine;
     struct keys *keys;
     json_t *(*doctor)(void *arg); /* GET /v1/doctor: host facts as JSON, new reference; may be NULL */
-    void *doctor_arg;
+    /* GET /v1/version?all=true: what the server consists of, new reference; NULL while it is not known. */
+    json_t *(*components)(void *arg);
+    void *doctor_arg; /* of both */
     /* Adds what other modules count to GET /metrics, in its text format; may be NULL. */
     void (*metrics)(void *arg, struct buf *to);
     void *metrics_arg;

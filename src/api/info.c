@@ -11,10 +11,22 @@ static void version_get(struct http_request *r, void *arg)
 {
     const struct api_config *c = &((struct api *)arg)->config;
     const struct vm_engine_info *engine = vm_engine_info(c->engine);
-    http_reply_json(r, 200,
-                    json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:s?}", "version", SPACE_VERSION, "api", "v1",
-                              "engine", engine->name, "acceleration", engine->acceleration, "vmm_version",
-                              engine->version, "engine_reason", engine->reason, "kernel", c->kernel_release));
+    struct error err = ERROR_INIT;
+    bool all;
+    json_t *components = NULL;
+    int rc = http_query_flag(r, "all", &all, &err);
+    if (rc == 0 && all && !(components = c->components(c->doctor_arg)))
+        rc = error_set(&err, ERROR_UNAVAILABLE, "what the server consists of is still being looked up");
+    if (rc < 0) {
+        http_reply_error(r, &err);
+        return;
+    }
+    json_t *answer = json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:s?}", "version", SPACE_VERSION, "api", "v1",
+                               "engine", engine->name, "acceleration", engine->acceleration, "vmm_version",
+                               engine->version, "engine_reason", engine->reason, "kernel", c->kernel_release);
+    if (components)
+        (void)json_object_set_new(answer, "components", components);
+    http_reply_json(r, 200, answer);
 }
 
 static void openapi_get(struct http_request *r, void *arg)
@@ -79,8 +91,9 @@ static void doctor_get(struct http_request *r, void *arg)
 struct route_list api_info_routes(void)
 {
     static const struct http_route routes[] = {
-        {"GET", "/v1/version", version_get, NULL, ROLE_VIEWER, BODY_NONE, 0, "Versions of server and engine",
-         NULL, NULL, "Version", 200},
+        {"GET", "/v1/version", version_get, NULL, ROLE_VIEWER, BODY_NONE, 0,
+         "Versions of server and engine; with all=true of every component, with its age", "all", NULL,
+         "Version", 200},
         {"GET", "/openapi.json", openapi_get, NULL, ROLE_NONE, BODY_NONE, 0, "This document", NULL, NULL,
          NULL, 200},
         {"GET", "/healthz", healthz_get, NULL, ROLE_NONE, BODY_NONE, 0, "Whether the server answers", NULL,

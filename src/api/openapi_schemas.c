@@ -152,9 +152,16 @@ static const struct {
     {"KeyCreated",
      "{'type':'object','required':['id','key','role'],'properties':{'id':" STRING ",'key':" STRING
      ",'name':" STRING ",'role':" STRING ",'project':" STRING ",'created_at':" TIME "}}"},
-    {"Version", "{'type':'object','required':['version','api','engine'],'properties':{'version':" STRING
-                ",'api':" STRING ",'engine':" STRING ",'acceleration':" STRING ",'vmm_version':" STRING
-                ",'engine_reason':" STRING ",'kernel':" STRING_OR_NULL "}}"},
+    {"Version",
+     "{'type':'object','required':['version','api','engine'],'properties':{'version':" STRING ",'api':" STRING
+     ",'engine':" STRING ",'acceleration':" STRING ",'vmm_version':" STRING ",'engine_reason':" STRING
+     ",'kernel':" STRING_OR_NULL ",'components':{'type':'array','items':" REF("Component") "}}}"},
+    {"Component",
+     "{'type':'object','required':['name','kind','version','released','released_from','age_days'],"
+     "'properties':{'name':" STRING ",'kind':{'type':'string','enum':['server','agent','vmm',"
+     "'kernel','initramfs','library']},'version':" STRING ",'package':" STRING_OR_NULL
+     ",'released':" STRING_OR_NULL ",'released_from':{'type':'string','enum':['release',"
+     "'changelog','series','file','unknown']},'age_days':{'type':['integer','null']}}}"},
     {"Status", "{'type':'object','required':['status'],'properties':{'status':" STRING "}}"},
     {"Doctor", "{'type':'object','required':['can_run','checks'],'properties':{'can_run':" BOOLEAN
                ",'engine':" STRING ",'acceleration':" STRING ",'reason':" STRING

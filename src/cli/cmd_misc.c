@@ -99,11 +99,27 @@ int cmd_key_rm(struct cli *c)
 
 /* --- version --- */
 
+static void print_components(struct cli *c, const json_t *components)
+{
+    static const struct cli_column columns[] = {{"NAME", "name"},           {"KIND", "kind"},
+                                                {"VERSION", "version"},     {"RELEASED", "released"},
+                                                {"AGE (DAYS)", "age_days"}, {"DATE FROM", "released_from"},
+                                                {"PACKAGE", "package"},     {NULL, NULL}};
+    if (components)
+        cli_print_list(c, components, columns);
+}
+
 int cmd_version(struct cli *c)
 {
     struct error err = ERROR_INIT;
     json_t *server = NULL;
-    int rc = cli_flag(c->args, "client") ? 0 : cli_call(c, "GET", strdup("/v1/version"), NULL, &server, &err);
+    const char *path = cli_flag(c->args, "all") ? "/v1/version?all=true" : "/v1/version";
+    if (cli_flag(c->args, "client") && cli_flag(c->args, "all")) {
+        (void)error_set(&err, ERROR_INVALID, "--client and --all exclude each other");
+        (void)cli_fail(c, &err);
+        return EXIT_USAGE;
+    }
+    int rc = cli_flag(c->args, "client") ? 0 : cli_call(c, "GET", strdup(path), NULL, &server, &err);
     if (c->json) {
         json_t *both = json_pack("{s:s, s:O?}", "client", SPACE_VERSION, "server", server);
         cli_print_object(c, both);
@@ -116,6 +132,7 @@ int cmd_version(struct cli *c)
             cli_print_text(c->out, version ? version : "of unknown version");
             (void)fputc('\n', c->out);
         }
+        print_components(c, json_object_get(server, "components"));
     }
     json_decref(server);
     return rc < 0 ? cli_fail(c, &err) : EXIT_OK;

@@ -287,6 +287,8 @@ static const struct cli_option key_options[] = {
 
 static const struct cli_option version_options[] = {
     {"client", 0, OPTION_FLAG, NULL, "Only the client's."},
+    {"all", 0, OPTION_FLAG, NULL,
+     "Everything the server consists of (VMMs, kernel, agent, libraries), with release dates and ages."},
     {NULL},
 };
 

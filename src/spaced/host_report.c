@@ -3,6 +3,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/cleanup.h"
+#include "base/str.h"
+#include "doctor/components.h"
 #include "doctor/doctor.h"
 
 struct host_report {
@@ -11,6 +14,8 @@ struct host_report {
     const struct handoff *h;
     struct doctor_report report; /* the worker's until done */
     json_t *json;
+    json_t *components; /* the worker's until done; without ages */
+    bool finished;
 };
 
 static int known_kernel(const struct doctor_config *config, char *detail, size_t size, struct error *err)
@@ -20,9 +25,18 @@ static int known_kernel(const struct doctor_config *config, char *detail, size_t
     return 0;
 }
 
+static json_t *find_components(const struct handoff *h)
+{
+    AUTO_FREE char *initrd = str_printf("%s/platform/%s/initrd", h->config.state_dir, h->image.digest);
+    struct components_config config = {
+        .kernel_release = h->image.kernel_release, .image_digest = h->image.digest, .initrd = initrd};
+    return components_find(&config);
+}
+
 static void run(struct loop_work *w)
 {
     struct host_report *r = w->arg;
+    r->components = find_components(r->h);
     struct doctor_config config = {
         .state_dir = r->h->config.state_dir,
         .kernel = r->h->image.kernel_path,
@@ -38,6 +52,7 @@ static void done(struct loop_work *w)
 {
     struct host_report *r = w->arg;
     r->json = doctor_json(&r->report);
+    r->finished = true;
 }
 
 int host_report_create(struct loop *l, const struct handoff *h, struct host_report **ret, struct error *err)
@@ -63,6 +78,7 @@ void host_report_destroy(struct host_report *r)
         return;
     loop_pool_destroy(r->pool);
     json_decref(r->json);
+    json_decref(r->components);
     free(r);
 }
 
@@ -70,4 +86,10 @@ json_t *host_report_json(void *arg)
 {
     const struct host_report *r = arg;
     return json_incref(r->json);
+}
+
+json_t *host_report_components(void *arg)
+{
+    const struct host_report *r = arg;
+    return r->finished ? components_aged(r->components, time(NULL)) : NULL;
 }

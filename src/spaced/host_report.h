@@ -1,5 +1,5 @@
-/* GET /v1/doctor: what doctor_run finds, made by a worker once the server is up (it starts programs to ask
- * their versions), then kept. */
+/* GET /v1/doctor and the components of GET /v1/version: what doctor_run and components_find find, made by a
+ * worker once the server is up (they start programs to ask their versions), then kept. */
 #pragma once
 
 #include <jansson.h>
@@ -18,3 +18,7 @@ void host_report_destroy(struct host_report *r);
 
 /* api_config.doctor (arg: struct host_report *): new reference, NULL while it is being made. */
 json_t *host_report_json(void *arg);
+
+/* api_config.components (arg: struct host_report *): new reference, with today's ages; NULL while it is being
+ * made. */
+json_t *host_report_components(void *arg);

@@ -282,6 +282,7 @@ static int open_api(struct daemon *d, struct error *err)
         .engine = d->engine,
         .keys = d->keys,
         .doctor = host_report_json,
+        .components = host_report_components,
         .doctor_arg = d->host_report,
         .metrics = port_metrics,
         .metrics_arg = d,

@@ -79,6 +79,32 @@ class Health(SpaceTest):
         self.assertRegex(version["version"], r"^\d+\.\d+\.\d+")
         self.assertIn("engine", str(version))
 
+    def test_components(self):
+        """What the server consists of, each with its version and age, by API and by client."""
+        def found():
+            answer = self.api.call("GET", "/v1/version?all=true")
+            self.assertIn(answer.status, (200, 503), answer)
+            return answer.json["components"] if answer.status == 200 else None
+
+        components = self.until(found, "the components looked up", 60)
+        by_name = {one["name"]: one for one in components}
+        version = self.api.get("/v1/version")
+        self.assertEqual(by_name["spaced"]["version"], version["version"])
+        self.assertEqual(by_name["space-agent"]["kind"], "agent")
+        self.assertEqual(by_name["linux"]["version"], version["kernel"])
+        self.assertEqual(by_name[version["engine"]]["version"], version["vmm_version"])
+        self.assertEqual({one["kind"] for one in components},
+                         {"server", "agent", "vmm", "kernel", "initramfs", "library"})
+        schema = self.api.get("/openapi.json")["components"]["schemas"]["Component"]
+        for one in components:
+            self.assertEqual(set(one), set(schema["properties"]))
+            self.assertEqual(one["released"] is None, one["age_days"] is None, one)
+            self.assertIn(one["released_from"], schema["properties"]["released_from"]["enum"])
+        table = self.server.cli("version", "--all").stdout.decode()
+        for one in components:
+            self.assertRegex(table, rf"(?m)^{one['name']} +{one['kind']} +")
+        self.api.problem("GET", "/v1/version?all=maybe", status=400)
+
     def test_doctor(self):
         answer = self.api.call("GET", "/v1/doctor")
         self.assertIn(answer.status, (200, 404), answer)

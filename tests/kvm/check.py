@@ -43,7 +43,7 @@ qemu-system-x86_64 --version | head -n 1
 build/src/cli/space doctor
 for engine in @ENGINES@; do
     echo "check-kvm: begin $engine"
-    tests/blackbox/run.py --bin build --engine "$engine" --slower 5 --log-dir /var/tmp/logs @PATTERNS@
+    tests/blackbox/run.py --bin build --engine "$engine" --jobs 1 --slower 5 --log-dir /var/tmp/logs @PATTERNS@
     echo "check-kvm: end $engine $?"
 done
 """

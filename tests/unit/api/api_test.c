@@ -773,7 +773,13 @@ static void tells_of_itself(void **state)
     assert_string_equal(text_at(j, "engine", NULL), "fake");
     assert_string_equal(text_at(j, "api", NULL), "v1");
     assert_string_equal(text_at(j, "kernel", NULL), "6.1");
+    assert_null(json_object_get(j, "components"));
     json_decref(j);
+    j = call("GET", "/v1/version?all=true", ROOT, NULL, NULL, 200);
+    assert_string_equal(text_at(json_array_get(json_object_get(j, "components"), 0), "name", NULL), "spaced");
+    json_decref(j);
+    json_decref(call("GET", "/v1/version?all=perhaps", ROOT, NULL, NULL, 400));
+    json_decref(call("GET", "/v1/version?some=true", ROOT, NULL, NULL, 400));
     json_decref(call("GET", "/v1/doctor", ROOT, NULL, NULL, 200));
     expect(&f, "GET", "/healthz", NULL, NULL, NULL, 200, NULL);
     expect(&f, "GET", "/readyz", NULL, NULL, NULL, 200, NULL);

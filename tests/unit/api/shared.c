@@ -32,6 +32,12 @@ static json_t *doctor(void *arg)
     return json_pack("{s:b}", "can_run", 1);
 }
 
+static json_t *components(void *arg)
+{
+    (void)arg;
+    return json_pack("[{s:s}]", "name", "spaced");
+}
+
 static void answered(void *arg, const struct http_request *r, unsigned status, double seconds)
 {
     (void)arg;
@@ -65,6 +71,7 @@ void open_all(void)
                              .templates = templates,
                              .keys = keys,
                              .doctor = doctor,
+                             .components = components,
                              .kernel_release = "6.1"};
     assert_int_equal(api_create(&all, &api, &err), 0);
     api_set_ready(api);
