@@ -1,5 +1,5 @@
 #!/bin/bash
-# Fuzzes every target of tests/fuzz for SECONDS each (default 15), starting from its kept corpus. A crash, a leak or a
+# Fuzzes every target of tests/fuzz for SECONDS each (default 15), one a processor at a time, starting from its kept corpus. A crash, a leak or a
 # hang fails, and its input is left in $BUILD_FUZZ/findings. The last line is "N fuzzed, N failed".
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -33,18 +33,31 @@ one() {
     fi
 }
 
-passed=0 failed=0
+# What it says is printed at once when it ends, so that those of two targets do not mix.
+told() {
+    local text status=0
+    text=$(one "$1") || status=$?
+    printf '%s\n' "$text"
+    return "$status"
+}
+
+passed=0 failed=0 running=0
+reap() {
+    if wait -n; then passed=$((passed + 1)); else failed=$((failed + 1)); fi
+    running=$((running - 1))
+}
 for target in "$build"/tests/fuzz/fuzz_*; do
     [ -f "$target" ] && [ -x "$target" ] || continue
     if [ ! -d "tests/fuzz/corpus/$(basename "${target#*fuzz/fuzz_}")" ]; then
         echo "FAIL $target has no corpus in tests/fuzz/corpus/"
         failed=$((failed + 1))
-    elif one "$target"; then
-        passed=$((passed + 1))
-    else
-        failed=$((failed + 1))
+        continue
     fi
+    [ "$running" -lt "$(nproc)" ] || reap
+    told "$target" &
+    running=$((running + 1))
 done
+while [ "$running" -gt 0 ]; do reap; done
 # No target at all means that nothing was fuzzed.
 [ "$((passed + failed))" -gt 0 ] || failed=1
 echo "$passed fuzzed, $failed failed"
