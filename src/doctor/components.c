@@ -144,24 +144,47 @@ static void number_of(const char *line, char *to, size_t size)
     (void)str_copy(to, size, line);
 }
 
-static void add_vmm(const struct components_config *config, const char *name, const char *program,
-                    const char *package, json_t *list)
+static void version_of_program(const char *path, struct component *c)
 {
-    struct component c = {.name = name, .kind = "vmm", .from = "unknown"};
+    char line[200];
+    if (doctor_program_version(path, line, sizeof(line)))
+        number_of(line, c->version, sizeof(c->version));
+    else
+        (void)str_copy(c->version, sizeof(c->version), "unknown");
+}
+
+static bool find_program(const struct components_config *config, const char *name, char *to, size_t size)
+{
     struct doctor_config look = {.root = config->root, .path = config->path};
     struct doctor d = {.config = &look};
+    return doctor_find_program(&d, name, to, size);
+}
+
+static void add_qemu(const struct components_config *config, json_t *list)
+{
+    struct component c = {.name = "qemu", .kind = "vmm", .from = "unknown"};
     char path[512];
-    char line[200];
-    if (!doctor_find_program(&d, program, path, sizeof(path)))
+    if (!find_program(config, "qemu-system-x86_64", path, sizeof(path)))
         return;
-    if (doctor_program_version(path, line, sizeof(line)))
-        number_of(line, c.version, sizeof(c.version));
-    else
-        (void)str_copy(c.version, sizeof(c.version), "unknown");
+    version_of_program(path, &c);
     /* Only what lies where the distribution installs is of its package. */
-    bool packaged = package && (str_starts(path, "/usr/bin/") || config->root) &&
-                    date_of_package(config->root ? config->root : "", package, &c);
-    if (!packaged && (package || !date_of_firecracker(c.version, &c)))
+    bool packaged = (str_starts(path, "/usr/bin/") || config->root) &&
+                    date_of_package(config->root ? config->root : "", "qemu-system-x86", &c);
+    if (!packaged)
+        date_of_file(path, &c);
+    (void)add(list, &c);
+}
+
+static void add_firecracker(const struct components_config *config, json_t *list)
+{
+    struct component c = {.name = "firecracker", .kind = "vmm", .from = "unknown"};
+    char path[512];
+    bool named = config->firecracker && config->firecracker[0];
+    if (named ? !str_copy(path, sizeof(path), config->firecracker)
+              : !find_program(config, "firecracker", path, sizeof(path)))
+        return;
+    version_of_program(path, &c);
+    if (!date_of_firecracker(c.version, &c))
         date_of_file(path, &c);
     (void)add(list, &c);
 }
@@ -316,8 +339,8 @@ json_t *components_find(const struct components_config *config)
     add_own("space-agent", "agent", list);
     add_kernel(config, list);
     add_initramfs(config, list);
-    add_vmm(config, "qemu", "qemu-system-x86_64", "qemu-system-x86", list);
-    add_vmm(config, "firecracker", "firecracker", NULL, list);
+    add_qemu(config, list);
+    add_firecracker(config, list);
     add_libraries(config, list);
     return list;
 }

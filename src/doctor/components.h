@@ -9,6 +9,7 @@
 struct components_config {
     const char *root;           /* before /usr and /boot; NULL: "" */
     const char *path;           /* where VMMs are looked for; NULL: $PATH and the sbin directories */
+    const char *firecracker;    /* its program; NULL or "": looked for like the others */
     const char *kernel_release; /* of the platform image */
     const char *image_digest;
     const char *initrd;           /* file of the platform image, below no root */

@@ -224,6 +224,19 @@ static void test_firecrackers_series(void **state)
     firecracker("Firecracker v2.12.0", "2.12.0", "2023-01-01", "file");
 }
 
+static void test_firecracker_elsewhere(void **state)
+{
+    (void)state;
+    char program[160];
+    put_program("of-my-own", "Firecracker v1.15.1");
+    (void)snprintf(program, sizeof(program), "%s/of-my-own", programs);
+    struct components_config config = {
+        .root = root, .path = programs, .firecracker = program, .kernel_release = "x", .image_digest = "y"};
+    json_t *list = components_find(&config);
+    is(list, "firecracker", "version", "1.15.1");
+    json_decref(list);
+}
+
 static void test_ages(void **state)
 {
     (void)state;
@@ -256,6 +269,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_a_rebuild_is_newer, setup, teardown),
         cmocka_unit_test_setup_teardown(test_files_tell_when_nothing_else_does, setup, teardown),
         cmocka_unit_test_setup_teardown(test_firecrackers_series, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_firecracker_elsewhere, setup, teardown),
         cmocka_unit_test_setup_teardown(test_ages, setup, teardown),
         cmocka_unit_test_setup_teardown(test_own_libraries, setup, teardown),
     };
