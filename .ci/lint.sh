@@ -15,7 +15,7 @@ import ast, sys
 for path in sys.argv[1:]:
     with open(path, encoding="utf-8") as source:
         ast.parse(source.read(), path)'
-    python3 tests/kvm/test_kvm.py
+    python3 tests/kvm/test_kvm.py && python3 tests/blackbox/harness/selftest.py
 }
 check_scripts() {
     local script
