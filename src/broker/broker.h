@@ -29,7 +29,8 @@
 struct broker;
 
 #define BROKER_DIGEST_SIZE 65 /* 64 lower-case hexadecimal digits and NUL */
-#define BROKER_KEY_SIZE 160   /* golden key, NUL included: [a-z0-9][a-z0-9._-]* */
+#define BROKER_LIMITS_SIZE 400
+#define BROKER_KEY_SIZE 160 /* golden key, NUL included: [a-z0-9][a-z0-9._-]* */
 
 struct broker_info {
     char pool_path[256]; /* absolute path of the pool */
@@ -37,8 +38,9 @@ struct broker_info {
     bool reflink;
     uint64_t pool_free_bytes;
     uint64_t pool_total_bytes;
-    char cgroup_mode[8]; /* "v2", "v1", "none" */
-    uid_t uid_first;     /* first uid of this server's lease */
+    char cgroup_mode[8];                    /* "v2", "v1", "none" */
+    char cgroup_limits[BROKER_LIMITS_SIZE]; /* what it bounds, and what not and why */
+    uid_t uid_first;                        /* first uid of this server's lease */
     unsigned uid_count;
     bool kvm_device; /* /dev/kvm can be opened by the broker */
 };

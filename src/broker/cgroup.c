@@ -16,6 +16,8 @@
 #include "base/str.h"
 
 #define REMOVE_MS 5000
+#define CPU_PERIOD_US 100000U
+#define CPU_OVERHEAD_US 50000U /* for the VMM's own threads: its loop, its disk's */
 
 const char *cgroup_mode_name(enum cgroup_mode mode)
 {
@@ -60,6 +62,48 @@ static bool make_dir(const char *path)
     return mkdir(path, 0755) == 0 || errno == EEXIST;
 }
 
+static bool has_file(const char *dir, const char *file)
+{
+    char path[320];
+    (void)snprintf(path, sizeof(path), "%s/%s", dir, file);
+    return access(path, F_OK) == 0;
+}
+
+/* By the files that this server's directory has, and each sandbox's will have: what is mounted, or handed
+ * down, but not built into the kernel or not in use by the disk has none. The root of v2 has none of them
+ * either. */
+static void look_at_controls(struct cgroup_host *h)
+{
+    for (unsigned i = 0; i < h->count; i++) {
+        const char *d = h->parents[i];
+        h->has[CGROUP_MEMORY] |= has_file(d, "memory.max") || has_file(d, "memory.limit_in_bytes");
+        h->has[CGROUP_PIDS] |= has_file(d, "pids.max");
+        h->has[CGROUP_CPU] |= has_file(d, "cpu.max") || has_file(d, "cpu.cfs_quota_us");
+        h->has[CGROUP_IO] |= has_file(d, "io.weight") || has_file(d, "io.bfq.weight") ||
+                             has_file(d, "blkio.weight") || has_file(d, "blkio.bfq.weight");
+    }
+}
+
+void cgroup_describe(const struct cgroup_host *h, char *to, size_t size)
+{
+    static const char *const names[CGROUP_CONTROLS] = {"memory", "pids", "cpu", "io"};
+    static const char *const reasons[CGROUP_CONTROLS] = {
+        "no memory controller", "no pids controller", "no cpu controller with quotas",
+        "no io controller with weights: that takes bfq or blk-iocost on the disk"};
+    const char *why = h->mode == CGROUP_NONE ? "no cgroup hierarchy can be written" : NULL;
+    size_t used = 0;
+    to[0] = '\0';
+    for (int yes = 1; yes >= 0; yes--)
+        for (int c = 0; c < CGROUP_CONTROLS; c++) {
+            if (h->has[c] != (bool)yes || used >= size)
+                continue;
+            int n = yes ? snprintf(to + used, size - used, "%s%s", used ? " " : "", names[c])
+                        : snprintf(to + used, size - used, "%snot %s (%s)", used ? "; " : "", names[c],
+                                   why ? why : reasons[c]);
+            used += n > 0 ? (size_t)n : 0;
+        }
+}
+
 static bool add_parent(struct cgroup_host *h, const char *mount, const char *server_id)
 {
     char *to = h->parents[h->count];
@@ -75,7 +119,7 @@ static bool set_up_v2(struct cgroup_host *h, const char *mount, const char *serv
 {
     if (!v2_has_controllers(mount))
         return false;
-    const char *const controllers[] = {"+memory", "+pids", "+cpu"};
+    const char *const controllers[] = {"+memory", "+pids", "+cpu", "+io"};
     for (size_t i = 0; i < ARRAY_LEN(controllers); i++)
         (void)put(mount, "cgroup.subtree_control", controllers[i]);
     if (!add_parent(h, mount, server_id))
@@ -125,10 +169,18 @@ static void look_at_mount(struct cgroup_host *h, const struct mount_line *m, con
     }
     if (strcmp(m->type, "cgroup") != 0 || h->count >= RECORD_CGROUPS)
         return;
-    bool wanted = has_option(m->options, "memory") || has_option(m->options, "pids") ||
-                  (has_option(m->options, "cpu") && !has_option(m->options, "cpuset"));
-    if (wanted && add_parent(h, m->point, server_id))
-        h->mode = CGROUP_V1;
+    bool io = has_option(m->options, "blkio");
+    bool more = has_option(m->options, "memory") || has_option(m->options, "pids") ||
+                (has_option(m->options, "cpu") && !has_option(m->options, "cpuset"));
+    if ((!io && !more) || !add_parent(h, m->point, server_id))
+        return;
+    const char *made = h->parents[h->count - 1];
+    if (!more && !has_file(made, "blkio.weight") && !has_file(made, "blkio.bfq.weight")) {
+        (void)rmdir(made); /* nothing there to set: entering it would cost time for nothing */
+        h->count--;
+        return;
+    }
+    h->mode = CGROUP_V1;
 }
 
 void cgroup_find(struct cgroup_host *h, const char *server_id)
@@ -142,6 +194,7 @@ void cgroup_find(struct cgroup_host *h, const char *server_id)
         if (split_mount(line, &m))
             look_at_mount(h, &m, server_id);
     }
+    look_at_controls(h);
 }
 
 void cgroup_forget(const struct cgroup_host *h)
@@ -159,25 +212,72 @@ void cgroup_plan(const struct cgroup_host *h, struct record *r)
         (void)snprintf(r->cgroups[i], sizeof(r->cgroups[i]), "%s/%s", h->parents[i], id);
 }
 
-int cgroup_make(const struct cgroup_host *h, const struct record *r, uint64_t memory_bytes, unsigned pids,
+/* One setting. Which of the files there are depends on version, controller and kernel; a needed one must take
+ * its value wherever it is. */
+struct setting {
+    const char *file;
+    bool needed;
+    char value[48];
+};
+
+#define SETTINGS_MAX 16
+
+static struct setting *add(struct setting *list, unsigned *n, const char *file, bool needed)
+{
+    struct setting *s = &list[*n];
+    *n += *n < SETTINGS_MAX - 1;
+    *s = (struct setting){.file = file, .needed = needed};
+    return s;
+}
+
+#define SET(file, needed, ...) \
+    (void)snprintf(add(list, &n, (file), (needed))->value, sizeof(list[0].value), __VA_ARGS__)
+
+static unsigned settings_v2(const struct cgroup_limits *l, unsigned long long quota, struct setting *list)
+{
+    unsigned n = 0;
+    SET("memory.max", true, "%llu", (unsigned long long)l->memory_bytes);
+    /* No swap on top: memory pushed there would be the host's loss. Absent where swap is not accounted. */
+    SET("memory.swap.max", false, "0");
+    SET("memory.oom.group", false, "1");
+    SET("pids.max", true, "%u", l->pids);
+    SET("cpu.max", true, "%llu %u", quota, CPU_PERIOD_US);
+    SET("cpu.max.burst", false, "%llu",
+        quota); /* what a period left is good for a later one: starts are bursts */
+    SET("cpu.weight", true, "%u", 100 * l->vcpus);
+    SET("io.weight", false, "default 100");
+    SET("io.bfq.weight", false, "default 100");
+    return n;
+}
+
+static unsigned settings_v1(const struct cgroup_limits *l, unsigned long long quota, struct setting *list)
+{
+    unsigned n = 0;
+    SET("memory.limit_in_bytes", true, "%llu", (unsigned long long)l->memory_bytes);
+    SET("memory.memsw.limit_in_bytes", false, "%llu", (unsigned long long)l->memory_bytes);
+    SET("pids.max", true, "%u", l->pids);
+    SET("cpu.cfs_period_us", true, "%u", CPU_PERIOD_US);
+    SET("cpu.cfs_quota_us", true, "%llu", quota);
+    SET("cpu.cfs_burst_us", false, "%llu", quota);
+    SET("cpu.shares", true, "%u", 1024 * l->vcpus);
+    SET("blkio.weight", false, "500");
+    SET("blkio.bfq.weight", false, "100");
+    return n;
+}
+
+int cgroup_make(const struct cgroup_host *h, const struct record *r, const struct cgroup_limits *l,
                 struct error *err)
 {
-    char memory[24];
-    char count[24];
-    (void)snprintf(memory, sizeof(memory), "%llu", (unsigned long long)memory_bytes);
-    (void)snprintf(count, sizeof(count), "%u", pids);
-    bool v2 = h->mode == CGROUP_V2;
+    struct setting list[SETTINGS_MAX];
+    unsigned long long quota = l->vcpus * CPU_PERIOD_US + CPU_OVERHEAD_US;
+    unsigned n = h->mode == CGROUP_V2 ? settings_v2(l, quota, list) : settings_v1(l, quota, list);
     for (unsigned i = 0; i < r->cgroup_count; i++) {
         if (!make_dir(r->cgroups[i]))
             return error_errno(err, ERROR_INTERNAL, errno, "make the cgroup %s", r->cgroups[i]);
-        /* In v1 each directory has one controller's files: the others fail, by design. */
-        (void)put(r->cgroups[i], v2 ? "memory.max" : "memory.limit_in_bytes", memory);
-        /* No swap on top: memory pushed there would be the host's loss. Absent where swap is not accounted.
-         */
-        (void)put(r->cgroups[i], v2 ? "memory.swap.max" : "memory.memsw.limit_in_bytes", v2 ? "0" : memory);
-        (void)put(r->cgroups[i], "pids.max", count);
-        if (v2)
-            (void)put(r->cgroups[i], "memory.oom.group", "1");
+        for (unsigned k = 0; k < n; k++)
+            if (!put(r->cgroups[i], list[k].file, list[k].value) && list[k].needed && errno != ENOENT)
+                return error_errno(err, ERROR_INTERNAL, errno, "set %s of the cgroup %s", list[k].file,
+                                   r->cgroups[i]);
     }
     return 0;
 }

@@ -1,10 +1,12 @@
 /* A cgroup for each VMM: v2 when the unified hierarchy has the memory and pids controllers, else v1
- * (memory, pids, cpu, where mounted), else none.
+ * (memory, pids, cpu, blkio, where mounted), else none.
  *
  * They hang at the top of the hierarchy under space-<server>, not under the cgroup that spaced was
  * started in: VMMs outlive spaced, and a service manager ends what it finds in a service's own cgroup. */
 #pragma once
 
+#include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <sys/types.h>
 
@@ -13,13 +15,32 @@
 
 enum cgroup_mode { CGROUP_NONE, CGROUP_V1, CGROUP_V2 };
 
+/* What a cgroup of this host bounds. */
+enum cgroup_control {
+    CGROUP_MEMORY, /* memory, and no swap beyond it where that is accounted */
+    CGROUP_PIDS,
+    CGROUP_CPU, /* a ceiling, and a share by vCPUs */
+    CGROUP_IO,  /* an equal share of a busy disk: needs a scheduler, or a cost model, that knows of weights */
+    CGROUP_CONTROLS,
+};
+
 struct cgroup_host {
     enum cgroup_mode mode;
+    bool has[CGROUP_CONTROLS];
     char parents[RECORD_CGROUPS][160]; /* this server's own directories */
     unsigned count;
 };
 
 const char *cgroup_mode_name(enum cgroup_mode mode);
+
+/* What is bounded and what is not, and why: "memory pids cpu; not io (...)". */
+void cgroup_describe(const struct cgroup_host *h, char *to, size_t size);
+
+struct cgroup_limits {
+    uint64_t memory_bytes;
+    unsigned pids;
+    unsigned vcpus; /* of the guest: these processors and half of one for the VMM's own threads */
+};
 
 /* Finds what the host has and makes this server's directories. Never fails: mode NONE at worst. */
 void cgroup_find(struct cgroup_host *h, const char *server_id);
@@ -30,8 +51,9 @@ void cgroup_forget(const struct cgroup_host *h);
 /* The directories for a sandbox, into the record (nothing is made yet). */
 void cgroup_plan(const struct cgroup_host *h, struct record *r);
 
-/* Makes the planned directories with these limits. */
-int cgroup_make(const struct cgroup_host *h, const struct record *r, uint64_t memory_bytes, unsigned pids,
+/* Makes the planned directories with these limits. A limit that this host has but does not take is a failure.
+ */
+int cgroup_make(const struct cgroup_host *h, const struct record *r, const struct cgroup_limits *l,
                 struct error *err);
 
 /* Moves a process in. */

@@ -148,6 +148,7 @@ static void answer_info(const struct call *c, const struct error *err, const str
         (void)str_copy(info.pool_path, sizeof(info.pool_path), r->pool_path);
         (void)str_copy(info.pool_kind, sizeof(info.pool_kind), r->pool_kind);
         (void)str_copy(info.cgroup_mode, sizeof(info.cgroup_mode), r->cgroup_mode);
+        (void)str_copy(info.cgroup_limits, sizeof(info.cgroup_limits), r->cgroup_limits);
         info.reflink = r->reflink;
         info.pool_free_bytes = r->pool_free_bytes;
         info.pool_total_bytes = r->pool_total_bytes;

@@ -16,6 +16,7 @@ static int info_run(struct job *j)
     (void)snprintf(r->pool_path, sizeof(r->pool_path), "%s/pool", p->state_dir);
     (void)str_copy(r->pool_kind, sizeof(r->pool_kind), p->pool.kind);
     (void)str_copy(r->cgroup_mode, sizeof(r->cgroup_mode), cgroup_mode_name(p->cgroups.mode));
+    cgroup_describe(&p->cgroups, r->cgroup_limits, sizeof(r->cgroup_limits));
     r->reflink = p->pool.reflink;
     r->uid_first = p->lease.uid_first;
     r->uid_count = LEASE_BLOCK;

@@ -331,13 +331,17 @@ static int launch(struct start *s, struct jail_child *child)
     struct job *j = s->j;
     struct privd *p = j->p;
     struct record *r = &j->sandbox->rec;
-    uint64_t memory = (j->req.memory_mib + (j->req.kvm ? OVERHEAD_KVM_MIB : OVERHEAD_TCG_MIB)) * MIB;
+    const struct cgroup_limits limits = {
+        .memory_bytes = (j->req.memory_mib + (j->req.kvm ? OVERHEAD_KVM_MIB : OVERHEAD_TCG_MIB)) * MIB,
+        .pids = THREADS_MAX + j->req.vcpus,
+        .vcpus = j->req.vcpus,
+    };
     cgroup_plan(&p->cgroups, r);
     r->memory_mib = j->req.memory_mib;
     int rc = record_write(p->records_fd, r, &j->err);
     fault_point("privd.vmm-start.recorded");
     if (rc == 0)
-        rc = cgroup_make(&p->cgroups, r, memory, THREADS_MAX + j->req.vcpus, &j->err);
+        rc = cgroup_make(&p->cgroups, r, &limits, &j->err);
     fault_point("privd.vmm-start.cgroups");
     if (rc == 0)
         rc = jail_clone(NAMESPACES, s->spec.fds, ARRAY_LEN(s->spec.fds), vmm_child, &s->spec, child, &j->err);

@@ -122,6 +122,7 @@ static const struct wire_field info_reply[] = {
     RSTR(pool_path),
     RSTR(pool_kind),
     RSTR(cgroup_mode),
+    RSTR(cgroup_limits),
     RU32(reflink),
     RU32(uid_first),
     RU32(uid_count),

@@ -81,6 +81,7 @@ struct reply {
     char pool_path[256];
     char pool_kind[16];
     char cgroup_mode[8];
+    char cgroup_limits[BROKER_LIMITS_SIZE];
     uint32_t reflink, uid_first, uid_count, kvm_device;
     uint64_t pool_free_bytes, pool_total_bytes;
     /* LIST: of sandboxes or snapshots */

@@ -116,6 +116,20 @@ static bool has_word(const char *text, const char *word)
     return false;
 }
 
+/* In version 1 a disk is shared by weight where its scheduler makes a file for it, in this server's directory
+ * or at the top. */
+static bool has_blkio_weight(const struct doctor *d)
+{
+    static const char *const files[] = {"/sys/fs/cgroup/blkio/blkio.weight",
+                                        "/sys/fs/cgroup/blkio/blkio.bfq.weight"};
+    char path[256];
+    struct stat st;
+    for (size_t i = 0; i < ARRAY_LEN(files); i++)
+        if (doctor_path(d, files[i], path, sizeof(path)) && stat(path, &st) == 0)
+            return true;
+    return false;
+}
+
 /* The controllers a sandbox is limited by, as "memory pids" of those that are missing; "" for none. */
 static void missing_controllers(const char *text, char *to, size_t size)
 {
@@ -147,8 +161,12 @@ void doctor_check_cgroup(struct doctor *d)
     missing_controllers(v2 ? v2 : v1, missing, sizeof(missing));
     if (*missing)
         (void)doctor_add(d, "cgroup", DOCTOR_DEGRADED, lost, "cgroup %s without %s", version, missing);
+    else if (v2 ? !has_word(v2, "io") : !has_blkio_weight(d))
+        (void)doctor_add(d, "cgroup", DOCTOR_DEGRADED, "one sandbox can keep the disk busy for the others",
+                         "cgroup %s with cpu, memory and pids, without %s", version,
+                         v2 ? "io" : "weights of blkio");
     else
-        (void)doctor_add(d, "cgroup", DOCTOR_OK, "", "cgroup %s with cpu, memory and pids", version);
+        (void)doctor_add(d, "cgroup", DOCTOR_OK, "", "cgroup %s with cpu, memory, pids and io", version);
 }
 
 static bool is_zero(const char *text)

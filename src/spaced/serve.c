@@ -359,8 +359,9 @@ static void on_info(void *arg, const struct error *err, const struct broker_info
         fail(d, err);
         return;
     }
-    LOG(LOG_INFO, "pool", "kind=%s path=" LOG_Q " free_mib=%llu cgroups=%s", info->pool_kind, info->pool_path,
-        (unsigned long long)(info->pool_free_bytes >> 20), info->cgroup_mode);
+    LOG(LOG_INFO, "pool", "kind=%s path=" LOG_Q " free_mib=%llu cgroups=%s limits=" LOG_Q, info->pool_kind,
+        info->pool_path, (unsigned long long)(info->pool_free_bytes >> 20), info->cgroup_mode,
+        info->cgroup_limits);
     if (!info->reflink)
         LOG(LOG_WARN, "the pool has no reflinks: every create copies a whole disk", "kind=%s",
             info->pool_kind);

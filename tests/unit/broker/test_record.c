@@ -1,10 +1,14 @@
 #include "unit.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
 
 #include "base/cleanup.h"
+#include "base/clock.h"
 #include "base/fs.h"
 #include "base/str.h"
 #include "broker/cgroup.h"
@@ -154,6 +158,98 @@ static void test_another_boot_has_no_vmm(void **state)
 
 /* --- cgroups --- */
 
+/* Whether one of the record's directories has this file, with this beginning. */
+static bool is_set(const struct record *r, const char *file, const char *value)
+{
+    for (unsigned i = 0; i < r->cgroup_count; i++) {
+        AUTO_FREE char *path = str_printf("%s/%s", r->cgroups[i], file);
+        AUTO_FREE char *text = NULL;
+        size_t n;
+        if (fs_read_file(AT_FDCWD, path, 100, &text, &n, NULL) == 0 && str_starts(text, value))
+            return true;
+    }
+    return false;
+}
+
+/* What the description promises is set, and what is not there is named with a reason. */
+static void assert_bounded(const struct cgroup_host *h, const struct record *r)
+{
+    char text[BROKER_LIMITS_SIZE];
+    bool v2 = h->mode == CGROUP_V2;
+    cgroup_describe(h, text, sizeof(text));
+    print_message("bounded: %s\n", text);
+    static const char *const names[CGROUP_CONTROLS] = {"memory", "pids", "cpu", "io"};
+    for (int c = 0; c < CGROUP_CONTROLS; c++) {
+        AUTO_FREE char *no = str_printf("not %s (", names[c]);
+        assert_non_null(strstr(text, names[c]));
+        assert_int_equal(strstr(text, no) == NULL, h->has[c]);
+    }
+    if (h->has[CGROUP_MEMORY])
+        assert_true(is_set(r, v2 ? "memory.max" : "memory.limit_in_bytes", "268435456\n"));
+    if (h->has[CGROUP_PIDS])
+        assert_true(is_set(r, "pids.max", "50\n"));
+    if (h->has[CGROUP_CPU]) {
+        assert_true(is_set(r, v2 ? "cpu.max" : "cpu.cfs_quota_us", v2 ? "250000 100000\n" : "250000\n"));
+        assert_true(is_set(r, v2 ? "cpu.weight" : "cpu.shares", v2 ? "200\n" : "2048\n"));
+    }
+    if (h->has[CGROUP_IO])
+        assert_true(is_set(r, "io.weight", "default 100") || is_set(r, "io.bfq.weight", "") ||
+                    is_set(r, "blkio.weight", "500") || is_set(r, "blkio.bfq.weight", "100"));
+}
+
+/* A hostile VMM with more busy threads than vCPUs gets no more than its share: CPU time of two spinning
+ * processes in a second, against a ceiling of a half. */
+static void test_cgroup_cpu_ceiling(void **state)
+{
+    (void)state;
+    struct cgroup_host h;
+    struct error err = ERROR_INIT;
+    if (geteuid() != 0)
+        skip();
+    cgroup_find(&h, "unittest00000001");
+    if (!h.has[CGROUP_CPU]) {
+        cgroup_forget(&h);
+        skip();
+    }
+    struct record r = sample();
+    cgroup_plan(&h, &r);
+    const struct cgroup_limits limits = {
+        .memory_bytes = 64 << 20, .pids = 50, .vcpus = 0}; /* half a processor */
+    assert_ok(cgroup_make(&h, &r, &limits, &err), &err);
+    pid_t pids[2];
+    for (size_t i = 0; i < ARRAY_LEN(pids); i++) {
+        pids[i] = fork();
+        if (pids[i] == 0) {
+            for (volatile unsigned long n = 0;; n++)
+                ;
+        }
+        assert_ok(cgroup_attach(&r, pids[i], &err), &err);
+    }
+    struct timespec before[2];
+    struct timespec after[2];
+    clockid_t clocks[2];
+    (void)poll(NULL, 0, 300); /* the burst they may have saved */
+    for (size_t i = 0; i < ARRAY_LEN(pids); i++) {
+        assert_int_equal(clock_getcpuclockid(pids[i], &clocks[i]), 0);
+        assert_int_equal(clock_gettime(clocks[i], &before[i]), 0);
+    }
+    int64_t began = clock_mono_ns();
+    (void)poll(NULL, 0, 1000);
+    int64_t wall = clock_mono_ns() - began;
+    double used = 0;
+    for (size_t i = 0; i < ARRAY_LEN(pids); i++) {
+        assert_int_equal(clock_gettime(clocks[i], &after[i]), 0);
+        used += (double)(after[i].tv_sec - before[i].tv_sec) * 1e9 +
+                (double)(after[i].tv_nsec - before[i].tv_nsec);
+    }
+    print_message("%.0f %% of a processor, of 50 allowed\n", 100 * used / (double)wall);
+    assert_true(used < 0.7 * (double)wall);
+    assert_ok(cgroup_remove(&r, &err), &err);
+    for (size_t i = 0; i < ARRAY_LEN(pids); i++)
+        (void)waitpid(pids[i], NULL, 0);
+    cgroup_forget(&h);
+}
+
 static void test_cgroup_life(void **state)
 {
     (void)state;
@@ -168,8 +264,10 @@ static void test_cgroup_life(void **state)
     struct record r = sample();
     cgroup_plan(&h, &r);
     assert_int_equal(r.cgroup_count, h.count);
-    assert_ok(cgroup_make(&h, &r, 256 << 20, 50, &err), &err);
-    assert_ok(cgroup_make(&h, &r, 256 << 20, 50, &err), &err); /* again */
+    const struct cgroup_limits limits = {.memory_bytes = 256 << 20, .pids = 50, .vcpus = 2};
+    assert_ok(cgroup_make(&h, &r, &limits, &err), &err);
+    assert_ok(cgroup_make(&h, &r, &limits, &err), &err); /* again */
+    assert_bounded(&h, &r);
     int fds[2];
     assert_int_equal(pipe2(fds, O_CLOEXEC), 0);
     pid_t pid = fork();
@@ -179,15 +277,6 @@ static void test_cgroup_life(void **state)
         _exit((int)read(fds[0], &byte, 1));
     }
     assert_ok(cgroup_attach(&r, pid, &err), &err);
-    bool limited = false;
-    for (unsigned i = 0; i < r.cgroup_count; i++) {
-        AUTO_FREE char *path = str_printf("%s/pids.max", r.cgroups[i]);
-        AUTO_FREE char *text = NULL;
-        size_t n;
-        if (fs_read_file(AT_FDCWD, path, 100, &text, &n, NULL) == 0)
-            limited = strcmp(text, "50\n") == 0;
-    }
-    assert_true(limited);
     (void)signal(SIGCHLD, SIG_IGN); /* nobody waits: the kernel reaps what cgroup_remove kills */
     assert_ok(cgroup_remove(&r, &err), &err);
     assert_ok(cgroup_remove(&r, &err), &err);
@@ -208,6 +297,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_a_torn_write_leaves_the_old, setup, teardown),
         cmocka_unit_test_setup_teardown(test_damaged_records, setup, teardown),
         cmocka_unit_test_setup_teardown(test_another_boot_has_no_vmm, setup, teardown),
+        cmocka_unit_test(test_cgroup_cpu_ceiling),
         cmocka_unit_test(test_cgroup_life),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

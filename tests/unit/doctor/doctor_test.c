@@ -253,9 +253,17 @@ static void cgroups_of_both_versions(void **state)
     put("/sys/fs/cgroup/cgroup.controllers", "cpuset io memory\n");
     assert_int_equal(status("cgroup"), DOCTOR_DEGRADED);
     assert_non_null(strstr(check("cgroup")->detail, "cpu pids")); /* cpuset is not cpu */
+    put("/sys/fs/cgroup/cgroup.controllers", "cpu memory pids\n");
+    assert_int_equal(status("cgroup"), DOCTOR_DEGRADED);
+    assert_non_null(
+        strstr(check("cgroup")->detail, "without io")); /* and with it: the machine of all tests */
     drop("/sys/fs/cgroup/cgroup.controllers");
     put("/sys/fs/cgroup/memory/tasks", "");
     put("/proc/cgroups", "#subsys_name\thierarchy\ncpu\t1\t1\t1\nmemory\t2\t1\t1\npids\t3\t1\t1\n");
+    assert_int_equal(status("cgroup"), DOCTOR_DEGRADED);
+    assert_non_null(strstr(check("cgroup")->detail, "blkio"));
+    put("/proc/cgroups", "cpu\t1\t1\t1\nmemory\t2\t1\t1\npids\t3\t1\t1\nblkio\t4\t1\t1\n");
+    put("/sys/fs/cgroup/blkio/blkio.bfq.weight", "100\n");
     assert_int_equal(status("cgroup"), DOCTOR_OK);
     assert_non_null(strstr(check("cgroup")->detail, "v1"));
 }
