@@ -9,6 +9,7 @@ LISTEN    ?= 127.0.0.1:7780
 CLEANUP   ?=
 K         ?=
 ALL       ?=
+ENGINE    ?=
 SLOWER    ?= 1
 PREFIX    ?= /usr/local
 DESTDIR   ?=
@@ -40,7 +41,7 @@ purge: ## end the server and delete every sandbox and resource of STATE_DIR (roo
 	@scripts/run.sh --purge
 
 check: ## unit tests, then the black-box tests in real VMs (root)
-	@scripts/check.sh $(if $(K),-k '$(K)')
+	@scripts/check.sh $(if $(K),-k '$(K)') $(if $(ENGINE),--engine $(ENGINE))
 
 check-kvm: all ## black-box tests with KVM, in a machine that has it, with systemd and cgroup v2 (root; slow)
 	@tests/kvm/check.py --bin "$(BUILD)" $(if $(K),-k '$(K)') $(if $(ALL),--all)

@@ -162,6 +162,12 @@ def run_with_workers(tests, result, args):
     run_all([test for test in tests if workers.is_alone(test)], result, args)
 
 
+def usual_jobs():
+    """As many workers as processors, but each needs memory for a server and some machines."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return max(1, min(os.cpu_count() or 1, memory // (4 << 30), 8))
+
+
 def main():
     parser = argparse.ArgumentParser(description="Black-box tests of SPACE.")
     parser.add_argument("--bin", default=os.environ.get("SPACE_BIN", "build"), help="build directory")
@@ -170,8 +176,8 @@ def main():
     parser.add_argument("--fail-fast", action="store_true")
     parser.add_argument("--engine", choices=("auto", "qemu", "firecracker"), default=server.default_engine,
                         help="of every server that is started (default: auto)")
-    parser.add_argument("--jobs", type=int, default=int(os.environ.get("SPACE_JOBS", "0")) or os.cpu_count(),
-                        help="tests at once (default: as many as processors)")
+    parser.add_argument("--jobs", type=int, default=int(os.environ.get("SPACE_JOBS", "0")) or usual_jobs(),
+                        help="tests at once (default: as many as processors, where memory suffices; SPACE_JOBS)")
     parser.add_argument("--time-limit", type=float, default=180.0, help="seconds a test may take (default 180)")
     parser.add_argument("--slower", type=float, default=1.0, help="all time limits times N, for a slow machine")
     parser.add_argument("--log-dir", default="/var/tmp/space-test-logs")
