@@ -84,6 +84,7 @@ class Workers:
             while batch and self.batch():
                 pass  # nobody takes the rest
         except KeyboardInterrupt:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal and the parent both send it: the clean-up goes on
             result.bad.append("interrupted")
         except BaseException:  # noqa: B902
             traceback.print_exc()
