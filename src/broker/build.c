@@ -3,13 +3,11 @@
  * digest. The broker installs rootfs.raw; it never looks into it. */
 #include <errno.h>
 #include <fcntl.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 #include <utlist.h>
 
@@ -20,6 +18,7 @@
 #include "base/str.h"
 #include "broker/jail.h"
 #include "broker/privd.h"
+#include "broker/spawner.h"
 
 #define BUILDS_MAX 4
 #define RESULT_MAX 1024
@@ -33,7 +32,7 @@ struct build {
     uint32_t request_id;
     pid_t pid;
     int pidfd, result_fd;
-    bool canceled;
+    bool canceled, ended; /* ended: its result is there, and a worker does the rest */
     struct loop_fd watch; /* the result pipe; its end is the builder's end */
     struct loop_work work;
     size_t len;
@@ -82,77 +81,34 @@ static void forget_build(const struct privd *p, const char *id)
 
 /* --- the process --- */
 
-struct launch {
-    char *env[8];
-    char proxies[4][512];
-    char *argv[32 + REQUEST_PACKAGES_MAX];
-    int fds[5]; /* archive or null, null, log, result, the host's network namespace */
-};
-
-static int builder_child(void *arg, int gate_fd, struct jail_fail *fail)
+static int launch_builder(struct build *b, const struct request *q, int *ret_result_fd, struct error *err)
 {
-    struct launch *l = arg;
-    jail_reset_signals();
-    (void)setsid();
-    if (jail_wait_gate(gate_fd, fail) < 0)
-        return -1;
-    (void)execve(l->argv[0], l->argv, l->env);
-    return jail_failed(fail, "execute", "space-builder");
-}
-
-/* A clean environment, but for the proxies the host reaches package archives through. */
-static void make_env(struct launch *l)
-{
-    static const char *const names[] = {"http_proxy", "https_proxy", "ftp_proxy", "no_proxy"};
-    unsigned n = 0;
-    l->env[n++] = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-    l->env[n++] = "LC_ALL=C.UTF-8";
-    for (size_t i = 0; i < ARRAY_LEN(names); i++) {
-        const char *value = getenv(names[i]);
-        int len = value ? snprintf(l->proxies[i], sizeof(l->proxies[i]), "%s=%s", names[i], value) : 0;
-        if (len > 0 && (size_t)len < sizeof(l->proxies[i]))
-            l->env[n++] = l->proxies[i];
-    }
-    l->env[n] = NULL;
-}
-
-static int launch_builder(struct build *b, const struct request *q, int result_fd, struct error *err)
-{
-    struct privd *p = b->p;
-    char program[256];
-    char work[320];
-    char uid[16];
-    char disk[16];
-    (void)snprintf(program, sizeof(program), "%s/space-builder", p->exe_dir);
-    (void)snprintf(work, sizeof(work), "%s/pool/building/%s", p->state_dir, b->id);
-    (void)snprintf(uid, sizeof(uid), "%u", p->lease.uid_first + LEASE_BUILD_OFFSET);
-    (void)snprintf(disk, sizeof(disk), "%u", q->disk_mib);
-    AUTO_CLOSE int null_fd = open("/dev/null", O_RDWR | O_CLOEXEC);
-    bool tar = q->kind == BROKER_BUILD_TAR;
-    struct launch l = {.fds = {tar ? q->fds[1] : null_fd, null_fd, q->fds[0], result_fd, p->host_net_fd}};
-    make_env(&l);
-    unsigned n = 0;
-    l.argv[n++] = program;
-    l.argv[n++] = tar ? "tar" : "debian";
-    l.argv[n++] = work;
-    l.argv[n++] = uid;
-    l.argv[n++] = disk;
-    l.argv[n++] = q->seed_user ? "seed-user" : "plain";
-    l.argv[n++] = (char *)q->suite;
-    for (const char *s = NULL; (s = wire_list_next(&q->packages, s));)
-        l.argv[n++] = (char *)s;
     struct jail_child child = JAIL_CHILD_INIT;
-    int rc = jail_clone(CLONE_NEWPID | CLONE_NEWNS, l.fds, ARRAY_LEN(l.fds), builder_child, &l, &child, err);
+    AUTO_CLOSE int result = -1;
+    int rc = spawner_build(b->p->spawner_fd, q, &child, &result, err);
     if (rc < 0)
         return rc;
     b->pid = child.pid;
-    rc = write_build(p, b, err);
+    rc = write_build(b->p, b, err);
     if (rc < 0)
         jail_abort(&child);
     else
         rc = jail_release(&child, err);
-    b->pidfd = rc < 0 ? -1 : child.pidfd;
-    return rc;
+    if (rc < 0)
+        return rc;
+    b->pidfd = child.pidfd;
+    *ret_result_fd = TAKE_FD(result);
+    return 0;
+}
+
+/* Kills it and waits for its end: the spawner's child, so a pidfd is all there is to wait with. */
+static void end_builder(struct build *b)
+{
+    if (b->pidfd < 0)
+        return;
+    (void)proc_signal(b->pidfd, SIGKILL);
+    (void)proc_has_ended(b->pidfd, KILL_MS);
+    (void)close(TAKE_FD(b->pidfd));
 }
 
 /* --- the end --- */
@@ -190,7 +146,9 @@ static void install(struct loop_work *w)
 {
     struct build *b = w->arg;
     struct privd *p = b->p;
-    (void)proc_wait(b->pid);
+    while (!proc_has_ended(b->pidfd, KILL_MS))
+        LOG(LOG_WARN, "a build's process takes long to end", "build=%s pid=%d", b->id, (int)b->pid);
+    (void)close(TAKE_FD(b->pidfd));
     char from[96];
     char to[96];
     build_path(b->id, "/out", from);
@@ -238,9 +196,8 @@ static void finish(struct build *b)
 {
     loop_fd_stop(&b->watch);
     (void)proc_signal(b->pidfd, SIGKILL); /* its result is out; nothing else it does matters */
-    (void)close(b->pidfd);
-    (void)close(b->result_fd);
-    b->pidfd = b->result_fd = -1;
+    (void)close(TAKE_FD(b->result_fd));
+    b->ended = true;
     if (b->canceled)
         (void)error_set(&b->err, ERROR_CONFLICT, "the build was canceled");
     else
@@ -301,26 +258,18 @@ static int check(const struct privd *p, const struct request *q, struct error *e
 static int start(struct build *b, const struct request *q, struct error *err)
 {
     struct privd *p = b->p;
-    int pipe_fds[2];
-    if (pipe2(pipe_fds, O_CLOEXEC) < 0)
-        return error_errno(err, ERROR_INTERNAL, errno, "pipe");
-    AUTO_CLOSE int reader = pipe_fds[0];
-    AUTO_CLOSE int writer = pipe_fds[1];
+    AUTO_CLOSE int reader = -1;
     int rc = write_build(p, b, err);
     char path[96];
     build_path(b->id, "", path);
     if (rc == 0 && mkdirat(p->pool_fd, path, 0700) < 0)
         rc = error_errno(err, ERROR_INTERNAL, errno, "make %s", path);
     if (rc == 0)
-        rc = launch_builder(b, q, writer, err);
+        rc = launch_builder(b, q, &reader, err);
     if (rc == 0)
         rc = loop_fd_start(p->loop, &b->watch, reader, EPOLLIN, on_result, b, err);
     if (rc < 0) {
-        if (b->pidfd >= 0) {
-            (void)proc_signal(b->pidfd, SIGKILL);
-            (void)proc_wait(b->pid);
-            (void)close(b->pidfd);
-        }
+        end_builder(b);
         forget_build(p, b->id);
         return rc;
     }
@@ -355,7 +304,7 @@ void build_start(struct privd *p, const struct request *q)
 void build_cancel(struct privd *p, const char *build_id)
 {
     struct build *b = find(p, build_id);
-    if (!b || b->pidfd < 0)
+    if (!b || b->ended)
         return;
     b->canceled = true;
     (void)proc_signal(b->pidfd, SIGKILL); /* the result pipe's end follows */
@@ -367,12 +316,10 @@ void builds_finish(struct privd *p)
     struct build *next;
     DL_FOREACH_SAFE(p->builds, b, next)
     {
-        if (b->pidfd < 0)
+        if (b->ended)
             continue; /* being installed: its worker is waited for */
         loop_fd_stop(&b->watch);
-        (void)proc_signal(b->pidfd, SIGKILL);
-        (void)proc_wait(b->pid);
-        (void)close(b->pidfd);
+        end_builder(b);
         (void)close(b->result_fd);
         forget_build(p, b->id);
         DL_DELETE(p->builds, b);

@@ -6,6 +6,7 @@
  * Descriptors: 0 the archive (tar), 2 the log, 3 the result, 4 the host's network namespace. The result is
  * one line: "ok DIGEST BYTES" with WORK/out/rootfs.raw made, or "error CODE MESSAGE". */
 #include "broker/builder.h"
+#include "broker/spawner.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -353,15 +354,34 @@ static bool parse(int argc, char **argv, struct builder *b)
     return b->work[0] == '/' && (b->debian || strcmp(argv[1], "tar") == 0);
 }
 
+/* "serve STATE_DIR UID_FIRST": the spawner. */
+static bool parse_serve(int argc, char **argv, uid_t *ret_uid_first)
+{
+    uint64_t uid;
+    if (argc != 4 || strcmp(argv[1], "serve") != 0 || argv[2][0] != '/' ||
+        !str_to_u64(argv[3], 65536, INT32_MAX, &uid))
+        return false;
+    *ret_uid_first = (uid_t)uid;
+    return true;
+}
+
 int main(int argc, char **argv)
 {
     struct builder b = {0};
+    uid_t uid_first;
+    (void)umask(022);
+    if (parse_serve(argc, argv, &uid_first)) {
+        (void)signal(SIGPIPE, SIG_IGN);
+        if (fcntl(SPAWNER_CHANNEL_FD, F_SETFD, FD_CLOEXEC) < 0 ||
+            fcntl(SPAWNER_HOST_NET_FD, F_SETFD, FD_CLOEXEC) < 0)
+            return 2;
+        return spawner_serve(argv[2], uid_first);
+    }
     if (!parse(argc, argv, &b)) {
         (void)fprintf(stderr, "space-builder: started by space-privd only; see space-privd(8)\n");
         return 2;
     }
     (void)signal(SIGPIPE, SIG_IGN);
-    (void)umask(022);
     if (fcntl(RESULT_FD, F_SETFD, FD_CLOEXEC) < 0 || fcntl(HOST_NET_FD, F_SETFD, FD_CLOEXEC) < 0)
         return 2;
     struct error err = ERROR_INIT;

@@ -4,8 +4,10 @@
 #include <fcntl.h>
 #include <grp.h>
 #include <linux/capability.h>
+#include <linux/keyctl.h>
 #include <linux/openat2.h>
 #include <linux/sched.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -22,6 +24,7 @@
 #include "base/str.h"
 
 #define HIGH_FD 64
+#define ABORT_MS 10000
 
 int jail_failed(struct jail_fail *f, const char *step, const char *what)
 {
@@ -140,7 +143,8 @@ void jail_abort(struct jail_child *c)
     if (c->pidfd < 0)
         return;
     (void)proc_signal(c->pidfd, SIGKILL);
-    (void)proc_wait(c->pid);
+    if (proc_wait(c->pid) < 0) /* another process's child */
+        (void)proc_has_ended(c->pidfd, ABORT_MS);
     (void)close(c->pidfd);
     c->pidfd = -1;
 }
@@ -234,7 +238,8 @@ static int bind_item(const struct jail_item *item)
         return mount(from, item->to, NULL, MS_BIND | MS_REC, NULL);
     if (mount(from, item->to, NULL, MS_BIND, NULL) < 0)
         return -1;
-    unsigned long flags = MS_NOSUID | MS_NODEV | (item->entry == JAIL_BIND ? MS_RDONLY : 0);
+    unsigned long flags = MS_NOSUID | MS_NODEV | (item->entry == JAIL_BIND ? MS_RDONLY : 0) |
+                          (item->plain_file ? MS_NOEXEC : 0); /* data: nothing to be executed */
     return mount(NULL, item->to, NULL, MS_REMOUNT | MS_BIND | flags, NULL);
 }
 
@@ -280,7 +285,7 @@ int jail_enter_root(const char *at, const struct jail_item *items, struct jail_f
     /* The old root now lies on top of the new one at "/": taking it off leaves only the new. */
     if (umount2(".", MNT_DETACH) < 0 || chdir("/") < 0)
         return jail_failed(fail, "detach the old", "root");
-    if (mount(NULL, "/", NULL, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID, NULL) < 0)
+    if (mount(NULL, "/", NULL, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NOEXEC, NULL) < 0)
         return jail_failed(fail, "make the root", "read-only");
     return 0;
 }
@@ -314,6 +319,21 @@ static int limit(int resource, rlim_t value)
         value = now.rlim_max;
     struct rlimit r = {value, value};
     return setrlimit(resource, &r);
+}
+
+int jail_no_extras(struct jail_fail *fail)
+{
+    static const int none[] = {RLIMIT_MEMLOCK, RLIMIT_MSGQUEUE, RLIMIT_RTPRIO, RLIMIT_NICE};
+    for (size_t i = 0; i < ARRAY_LEN(none); i++)
+        if (limit(none[i], 0) < 0)
+            return jail_failed(fail, "set resource", "limits to none");
+    /* Whatever the daemon was started with. */
+    const struct sched_param ordinary = {0};
+    (void)sched_setscheduler(0, SCHED_OTHER, &ordinary);
+    /* The keys of whoever started the daemon are not a sandbox's. Containers refuse the call, and have none.
+     */
+    (void)syscall(SYS_keyctl, KEYCTL_JOIN_SESSION_KEYRING, NULL);
+    return 0;
 }
 
 int jail_limits(uint64_t file_size, unsigned files, unsigned processes, struct jail_fail *fail)

@@ -72,7 +72,8 @@ struct jail_item {
     enum jail_entry entry;
     const char *to; /* relative to the new root */
     const char *from;
-    bool plain_file; /* from must be a regular file with no symbolic link anywhere in its path */
+    bool plain_file; /* from must be a regular file with no symbolic link anywhere in its path; not executable
+                      */
     bool optional;   /* from may be missing */
     unsigned major, minor;
     uid_t uid;
@@ -95,6 +96,10 @@ unsigned jail_system_items(struct jail_system *system, struct jail_item *items);
 
 /* In the child: rlimits all VMMs and builds share (no core files, open files, processes, file size). */
 int jail_limits(uint64_t file_size, unsigned files, unsigned processes, struct jail_fail *fail);
+
+/* In the child, under its own uid: no locked memory, message queues or real-time priorities, the ordinary
+ * scheduling class, and a session keyring of its own. */
+int jail_no_extras(struct jail_fail *fail);
 
 /* In the child: gives up every capability and every way to get one, and becomes uid:uid alone. */
 int jail_drop(uid_t uid, struct jail_fail *fail);

@@ -321,6 +321,7 @@ static int plan(struct start *s)
         .fds = {s->null_fd, s->stderr_fd, s->stderr_fd, s->qmp_fd, s->agent_fd},
         .file_size = file_size + MIB,
         .threads = THREADS_MAX + j->req.vcpus,
+        .filter = &p->filters[j->req.kvm ? FILTER_QEMU_KVM : FILTER_QEMU],
     };
     return 0;
 }

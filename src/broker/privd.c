@@ -26,25 +26,35 @@
 #define LOCK_WAIT_S 20
 #define END_S 10 /* longest time for what is under way at the end; less than the next broker waits */
 
-/* What root is kept for; everything else is given up for good, also for the programs it executes. */
+/* What root is kept for; everything else is given up for good, also for the programs it executes. Builds need
+ * more: they are the spawner's, builder_serve.c. */
 static const struct {
     int capability;
     const char *why;
 } kept[] = {
-    {CAP_SYS_ADMIN, "mount the pool, attach its loop device, make namespaces and the jails' roots"},
-    {CAP_SYS_CHROOT, "setns into the host's network for a build; chroot of package installation"},
-    {CAP_SETUID, "become a sandbox's uid in its jail; map the uids of a build"},
+    {CAP_SYS_ADMIN, "make namespaces and the jails' roots"},
+    {CAP_SETUID, "become a sandbox's uid in its jail"},
     {CAP_SETGID, "the same for groups"},
     {CAP_SETPCAP, "empty the bounding set of a VMM"},
     {CAP_CHOWN, "give disks and memory files to a sandbox's uid and back to root"},
     {CAP_FOWNER, "change the mode of, and remove, files of leased uids"},
     {CAP_DAC_OVERRIDE, "open and remove files of leased uids, whatever their mode"},
-    {CAP_FSETID, "keep set-group-id bits of a tree that is built"},
-    {CAP_SETFCAP, "file capabilities of a tree that is built"},
-    {CAP_MKNOD, "the three or four devices of a jail; missing loop nodes"},
+    {CAP_MKNOD, "the three or four devices of a jail"},
     {CAP_SYS_PTRACE, "read the changed memory of a VMM, which runs under another uid, for a snapshot"},
     {CAP_KILL, "end VMMs and builds, which run under other uids"},
 };
+
+/* Sanitizers look at the process with calls of their own. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define SANITIZED true
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) || __has_feature(memory_sanitizer)
+#define SANITIZED true
+#endif
+#endif
+#ifndef SANITIZED
+#define SANITIZED false
+#endif
 
 static int drop_capabilities(struct error *err)
 {
@@ -54,6 +64,18 @@ static int drop_capabilities(struct error *err)
                            (unsigned)kept[i].capability);
     int rc = capng_apply(CAPNG_SELECT_BOTH);
     return rc < 0 ? error_set(err, ERROR_INTERNAL, "capabilities cannot be reduced (%d)", rc) : 0;
+}
+
+/* On every thread, when all there are have begun. */
+static int confine(struct privd *p, struct error *err)
+{
+    if (SANITIZED) {
+        LOG(LOG_WARN, "no system call filter: this build has a sanitizer", "pid=%d", (int)getpid());
+        return 0;
+    }
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0 || filter_install(&p->filters[FILTER_BROKER], true) < 0)
+        return error_errno(err, ERROR_INTERNAL, errno, "install the broker's system call filter");
+    return 0;
 }
 
 static void on_alarm(int sig)
@@ -119,6 +141,8 @@ static int serve(struct privd *p, const struct privd_options *o, struct error *e
         rc = loop_pool_create(p->loop, "privd", WORKERS, JOBS_MAX + 16, &p->workers, err);
     if (rc == 0)
         rc = channel_create(p, o->channel_fd, &p->channel, err);
+    if (rc == 0)
+        rc = confine(p, err);
     if (rc < 0)
         return rc;
     loop_run(p->loop);

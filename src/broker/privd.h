@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "base/id.h"
 #include "broker/cgroup.h"
+#include "broker/filter.h"
 #include "broker/lease.h"
 #include "broker/pool.h"
 #include "broker/protocol.h"
@@ -48,13 +49,14 @@ struct privd {
     int pool_fd;         /* state_dir/pool */
     int records_fd;      /* state_dir/privd/sandboxes */
     int builds_fd;       /* state_dir/privd/builds */
-    int host_net_fd;     /* the host's network namespace, for builds that fetch packages */
+    int spawner_fd;      /* starts builds: see spawner.h */
     struct privd_lease lease;
     struct pool pool;
     struct cgroup_host cgroups;
     pthread_rwlock_t packing; /* for reading: a snapshot's memory is in use; for writing: it is exchanged */
-    _Atomic uint64_t kept_bytes; /* memory of guests held for snapshots in the making */
-    uint32_t tsc_khz;            /* of the host, measured once: see vm/qemu_argv.h */
+    _Atomic uint64_t kept_bytes;         /* memory of guests held for snapshots in the making */
+    struct filter filters[FILTER_KINDS]; /* what VMMs and the broker may call; made once */
+    uint32_t tsc_khz;                    /* of the host, measured once: see vm/qemu_argv.h */
     /* loop thread only */
     struct sandbox *sandboxes;
     struct snapshot *snapshots; /* in the making */

@@ -17,6 +17,7 @@
 #include "base/str.h"
 #include "broker/privd.h"
 #include "broker/snapshot.h"
+#include "broker/spawner.h"
 #include "vm/qemu_argv.h"
 
 #define KILL_ROUNDS 200
@@ -302,7 +303,7 @@ static int find_self(struct privd *p, const struct privd_options *o, struct erro
 
 static int init(struct privd *p, const struct privd_options *o, struct error *err)
 {
-    p->privd_fd = p->pool_fd = p->records_fd = p->builds_fd = p->host_net_fd = -1;
+    p->privd_fd = p->pool_fd = p->records_fd = p->builds_fd = p->spawner_fd = -1;
     p->uid_taken = calloc(LEASE_VMM_UIDS, 1);
     if (!p->uid_taken || pthread_rwlock_init(&p->packing, NULL) != 0)
         return error_set(err, ERROR_NO_MEMORY, "out of memory");
@@ -353,6 +354,23 @@ static int mend_pool(struct privd *p, struct error *err)
     return rc < 0 ? rc : pool_unmount(p->state_dir, err);
 }
 
+static int make_filters(struct privd *p, struct error *err)
+{
+    int rc = 0;
+    for (int kind = 0; rc == 0 && kind < FILTER_KINDS; kind++)
+        rc = filter_make((enum filter_kind)kind, &p->filters[kind], err);
+    return rc;
+}
+
+/* The spawner alone keeps a way back, for builds that fetch packages. */
+static int leave_network(struct privd *p, struct error *err)
+{
+    AUTO_CLOSE int host_net_fd = open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC);
+    if (host_net_fd < 0 || unshare(CLONE_NEWNET) < 0)
+        return error_errno(err, ERROR_INTERNAL, errno, "leave the host's network");
+    return spawner_start(p->exe_dir, p->state_dir, p->lease.uid_first, host_net_fd, &p->spawner_fd, err);
+}
+
 int privd_set_up(struct privd *p, const struct privd_options *o, struct error *err)
 {
     int rc = init(p, o, err);
@@ -376,12 +394,15 @@ int privd_set_up(struct privd *p, const struct privd_options *o, struct error *e
         rc = read_records(p, err);
     if (rc < 0)
         return rc;
+    rc = make_filters(p, err);
+    if (rc < 0)
+        return rc;
     find_programs(p, o->qemu);
     cgroup_find(&p->cgroups, p->lease.server_id);
     p->tsc_khz = qemu_argv_tsc_khz(); /* before there are threads that would measure at the same time */
-    p->host_net_fd = open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC);
-    if (p->host_net_fd < 0 || unshare(CLONE_NEWNET) < 0)
-        return error_errno(err, ERROR_INTERNAL, errno, "leave the host's network");
+    rc = leave_network(p, err);
+    if (rc < 0)
+        return rc;
     LOG(LOG_INFO, "ready", "pool=%s cgroups=%s sandboxes=%u uid_first=%u qemu=%s", p->pool.kind,
         cgroup_mode_name(p->cgroups.mode), HASH_COUNT(p->sandboxes), p->lease.uid_first,
         p->qemu[0] ? p->qemu : "none");
@@ -395,7 +416,7 @@ void privd_tear_down(struct privd *p)
     HASH_ITER(hh, p->sandboxes, s, next)
     privd_sandbox_drop(p, s);
     privd_snapshots_free(p);
-    const int fds[] = {p->privd_fd, p->pool_fd, p->records_fd, p->builds_fd, p->host_net_fd};
+    const int fds[] = {p->privd_fd, p->pool_fd, p->records_fd, p->builds_fd, p->spawner_fd};
     for (size_t i = 0; i < ARRAY_LEN(fds); i++)
         if (fds[i] >= 0)
             (void)close(fds[i]);

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "broker/jail.h"
 #include "broker/privd.h"
+#include "broker/filter.h"
 
 /* Opens pool/sandboxes/<id>/run, or -1 with errno. */
 int vmm_open_run(const struct privd *p, const char *sandbox_id);
@@ -35,6 +36,7 @@ struct vmm_spec {
     int fds[5];          /* stdin, stdout, stderr, qmp, agent */
     uint64_t file_size;  /* largest file it may write */
     unsigned threads;
+    const struct filter *filter; /* NULL: none of ours */
 };
 
 /* For jail_clone: everything from the clone to QEMU's own main. arg: struct vmm_spec. */

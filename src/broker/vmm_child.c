@@ -19,7 +19,7 @@ static int prefer_for_oom(void)
 }
 
 /* In this order: what needs /proc and root first (OOM score, mounts), then limits, then the uid and
- * capabilities, and the wait for the gate last, when nothing is left to do but execute. */
+ * capabilities, then the wait for the gate, and the filter last, when nothing is left to do but execute. */
 int vmm_child(void *arg, int gate_fd, struct jail_fail *fail)
 {
     const struct vmm_spec *s = arg;
@@ -33,10 +33,14 @@ int vmm_child(void *arg, int gate_fd, struct jail_fail *fail)
     static const char host[] = "sandbox";
     if (sethostname(host, sizeof(host) - 1) < 0)
         return jail_failed(fail, "set the host", "name");
-    if (jail_limits(s->file_size, VMM_NOFILE, s->threads, fail) < 0 || jail_drop(s->uid, fail) < 0)
+    if (jail_limits(s->file_size, VMM_NOFILE, s->threads, fail) < 0 || jail_drop(s->uid, fail) < 0 ||
+        jail_no_extras(fail) < 0)
         return -1;
     if (jail_wait_gate(gate_fd, fail) < 0)
         return -1;
+    /* Last: from here on the child can do what the VMM can, and what it needs to become one. */
+    if (s->filter && filter_install(s->filter, false) < 0)
+        return jail_failed(fail, "install the", "system call filter");
     (void)execve(s->argv[0], s->argv, s->env);
     return jail_failed(fail, "execute", s->argv[0]);
 }
