@@ -19,7 +19,7 @@ def dirty_bytes(vmm):
     with open(f"/proc/{vmm.pid}/maps", encoding="ascii") as maps, open(f"/proc/{vmm.pid}/pagemap", "rb") as pagemap:
         for line in maps:
             fields = line.split()
-            if len(fields) < 6 or not fields[5].startswith("/mem") or "w" not in fields[1]:
+            if len(fields) < 6 or not fields[5].startswith(("/mem", "/under")) or "w" not in fields[1]:
                 continue
             begin, end = (int(n, 16) for n in fields[0].split("-"))
             pagemap.seek(begin // PAGE * 8)

@@ -157,7 +157,7 @@ enum broker_boot {
     BROKER_BOOT_GOLDEN,   /* cold boot with golden/<key>/mem as shared memory, to be saved */
     BROKER_BOOT_COLD,     /* cold boot from the sandbox's own disk, private anonymous memory */
     BROKER_BOOT_RESTORE,  /* golden/<key>/mem mapped privately; waits for the device state */
-    BROKER_BOOT_SNAPSHOT, /* the same with snapshots/<id>/mem; first its state and pages are checked against
+    BROKER_BOOT_SNAPSHOT, /* the same with snapshots/<id>/mem; its state and pages are checked against
                              the manifest's digests (ERROR_INVALID) */
 };
 

@@ -149,16 +149,18 @@ static bool maps_file(int proc_fd, const struct mapping *m, const struct stat *b
            st.st_ino == base->st_ino;
 }
 
-/* Every private, writable mapping of the base. */
+/* Every private, writable mapping of the base, or of what is under it. */
 static int find_file_areas(const struct memory_vmm *v, int proc_fd, const char *maps, struct areas *ret,
                            struct error *err)
 {
     struct stat base;
-    if (fstat(v->base_fd, &base) < 0)
+    struct stat under;
+    if (fstat(v->base_fd, &base) < 0 || fstat(v->under_fd >= 0 ? v->under_fd : v->base_fd, &under) < 0)
         return error_errno(err, ERROR_INTERNAL, errno, "stat of the base");
     for (const char *line = maps; line; line = next_line(line)) {
         struct mapping m;
-        if (!parse_line(line, &m) || strcmp(m.perms, "rw-p") != 0 || !maps_file(proc_fd, &m, &base))
+        if (!parse_line(line, &m) || strcmp(m.perms, "rw-p") != 0 ||
+            (!maps_file(proc_fd, &m, &base) && !maps_file(proc_fd, &m, &under)))
             continue;
         if (m.offset % MEMORY_PAGE != 0 || m.offset > v->bytes || m.end - m.start > v->bytes - m.offset)
             return error_set(err, ERROR_CONFLICT, "the VMM maps its memory beyond its end");
@@ -288,11 +290,9 @@ static int add_run(struct memory_map *m, uint64_t address, uint64_t page, uint64
 }
 
 /* Asks the kernel for the runs themselves. Returns 1 when it does not know how. */
-static int scan_ioctl(int pagemap, const struct area *a, struct memory_map *ret, struct error *err)
+static int scan_ioctl(int pagemap, struct scan_region *regions, const struct area *a, struct memory_map *ret,
+                      struct error *err)
 {
-    AUTO_FREE struct scan_region *regions = calloc(SCAN_REGIONS, sizeof(*regions));
-    if (!regions)
-        return error_set(err, ERROR_NO_MEMORY, "out of memory");
     for (uint64_t at = a->start; at < a->end;) {
         struct scan_arg arg = {
             .size = sizeof(arg),
@@ -361,10 +361,14 @@ static int scan_areas(const struct memory_vmm *v, int proc_fd, const struct area
     AUTO_CLOSE int pagemap = openat(proc_fd, "pagemap", O_RDONLY | O_CLOEXEC);
     if (pagemap < 0)
         return error_errno(err, ERROR_INTERNAL, errno, "page map of the VMM");
+    AUTO_FREE struct scan_region *regions =
+        calloc(SCAN_REGIONS, sizeof(*regions)); /* there may be many areas */
+    if (!regions)
+        return error_set(err, ERROR_NO_MEMORY, "out of memory");
     bool plain = v->plain;
     int rc = 0;
     for (size_t i = 0; rc == 0 && i < a->count; i++) {
-        rc = plain ? 1 : scan_ioctl(pagemap, &a->list[i], ret, err);
+        rc = plain ? 1 : scan_ioctl(pagemap, regions, &a->list[i], ret, err);
         plain = rc == 1;
         if (plain)
             rc = scan_pagemap(pagemap, &a->list[i], ret, err);

@@ -46,9 +46,10 @@ bool memory_clock_overdue(const struct memory_clock *c, int64_t now_ns);
 struct memory_vmm {
     pid_t pid;
     int pidfd;
-    int base_fd;                /* file it maps privately as its memory; -1: anonymous memory */
-    uint64_t bytes;             /* size of its memory, a multiple of MEMORY_PAGE */
-    bool plain;                 /* read pagemap also where the kernel has a quicker way: for tests */
+    int base_fd;    /* file it maps privately as its memory; -1: anonymous memory */
+    int under_fd;   /* with a base: another file it may map parts of, each at its place; -1: none */
+    uint64_t bytes; /* size of its memory, a multiple of MEMORY_PAGE */
+    bool plain;     /* read pagemap also where the kernel has a quicker way: for tests */
     struct memory_clock *clock; /* may be NULL */
 };
 

@@ -213,7 +213,7 @@ void op_prepare_end(struct job *j)
 /* What only a running VMM uses. */
 static int remove_run_files(struct privd *p, const char *id, struct error *err)
 {
-    const char *const names[] = {"mem", "stderr", "run"};
+    const char *const names[] = {"mem", "under", "above", "stderr", "run"};
     for (size_t i = 0; i < ARRAY_LEN(names); i++) {
         char path[64];
         (void)snprintf(path, sizeof(path), "sandboxes/%s/%s", id, names[i]);

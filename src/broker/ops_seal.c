@@ -11,6 +11,7 @@
 #include "base/str.h"
 #include "broker/privd.h"
 #include "broker/snapshot.h"
+#include "broker/under.h"
 
 /* Gives a file to root, read-only. */
 static int freeze(struct job *j, int dir, const char *file, uint64_t *ret_size)
@@ -34,6 +35,9 @@ static int finish_memory(struct job *j, int dir, struct manifest *m)
     if (rc == 0)
         rc = pages_write_index(&s->pages, dir, m, &j->err);
     fault_point("privd.snapshot-seal.index");
+    if (rc == 0)
+        rc = under_seal(&s->pages, dir, m, &j->err);
+    fault_point("privd.snapshot-seal.above");
     if (rc == 0)
         rc = state_take(dir, m, &j->err);
     fault_point("privd.snapshot-seal.state");

@@ -21,6 +21,7 @@
 #include "base/proc.h"
 #include "base/str.h"
 #include "broker/privd.h"
+#include "broker/under.h"
 
 #define MIB (1024ULL * 1024)
 #define KEPT_MAX (128 * MIB) /* guests' memory held between capture and seal, of all snapshots */
@@ -238,6 +239,17 @@ static int make_memory_files(struct job *j, int dir)
     return 0;
 }
 
+/* What is under the base. */
+static int note_under(struct job *j, int dir)
+{
+    char path[48];
+    (void)snprintf(path, sizeof(path), "sandboxes/%s", j->snapshot->sandbox_id);
+    AUTO_CLOSE int sandbox = openat(j->p->pool_fd, path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (sandbox < 0)
+        return error_errno(&j->err, ERROR_INTERNAL, errno, "open %s", path);
+    return under_begin(sandbox, dir, &j->snapshot->pages, &j->err);
+}
+
 static int open_disk(const struct privd *p, const char *sandbox_id, int *ret_fd, struct error *err)
 {
     char path[64];
@@ -268,6 +280,8 @@ int op_snapshot_begin_run(struct job *j)
     if (rc == 0 && s->full)
         rc = make_memory_files(j, dir);
     fault_point("privd.snapshot-begin.memory");
+    if (rc == 0 && s->pages.base_fd >= 0)
+        rc = note_under(j, dir);
     /* What the guest has written so far: a clone waits for it, and the VM stands still then. */
     if (rc == 0 && fdatasync(disk) < 0)
         rc = error_errno(&j->err, ERROR_INTERNAL, errno, "write the disk back");
@@ -431,6 +445,7 @@ static int take_memory(struct job *j)
     struct memory_vmm v = {.pid = s->vmm_pid,
                            .pidfd = s->watched_fd,
                            .base_fd = s->pages.base_fd,
+                           .under_fd = s->pages.under_fd,
                            .bytes = s->pages.memory_bytes,
                            .clock = &s->clock};
     int rc = memory_scan(&v, &map, &j->err);
@@ -508,6 +523,8 @@ static int make_copy(struct job *j, int from, struct manifest *m)
     m->bytes = 0;
     rc = to < 0 ? error_errno(&j->err, ERROR_INTERNAL, errno, "open snapshot %s", id)
                 : copy_files(j, from, to, m->full);
+    if (rc == 0)
+        rc = under_copy(from, to, m, &j->err);
     if (rc == 0)
         rc = manifest_write(to, m, &j->err);
     fault_point("privd.snapshot-copy.sealed");

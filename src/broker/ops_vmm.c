@@ -20,6 +20,7 @@
 #include "base/str.h"
 #include "broker/jail.h"
 #include "broker/privd.h"
+#include "broker/under.h"
 #include "broker/vmm.h"
 #include "vm/qemu_argv.h"
 
@@ -154,6 +155,9 @@ struct start {
     struct jail_item items[ITEMS_MAX];
     struct qemu_argv argv;
     struct vmm_spec spec;
+    struct under_map map;
+    char under[400], same[sizeof("SPACE_MEM_SAME=") + UNDER_TEXT_MAX];
+    char *env[6];
     int null_fd, qmp_fd, agent_fd, stderr_fd, fifo_fd;
 };
 
@@ -221,6 +225,9 @@ static void plan_root(struct start *s)
                                     .to = "mem",
                                     .from = s->mem,
                                     .plain_file = true});
+    if (s->map.count > 0)
+        add_item(s, &n,
+                 (struct jail_item){.entry = JAIL_BIND, .to = "under", .from = s->under, .plain_file = true});
     add_item(s, &n,
              (struct jail_item){.entry = JAIL_DEVICE, .to = "dev/null", .major = 1, .minor = 3, .uid = uid});
     add_item(
@@ -284,6 +291,26 @@ static int take_up(struct job *j)
     return rc;
 }
 
+/* A golden boot writes its memory through the file, which its uid owns then: no preload. */
+static void plan_env(struct start *s)
+{
+    const struct job *j = s->j;
+    unsigned n = 0;
+    s->env[n++] = "PATH=/usr/bin:/bin";
+    if (maps_privately(&j->req)) {
+        s->env[n++] = "LD_PRELOAD=/memopen.so";
+        s->env[n++] = "SPACE_MEM_PATH=/mem";
+    }
+    if (s->map.count > 0) {
+        (void)snprintf(s->under, sizeof(s->under), "%s/pool/sandboxes/%s/under", j->p->state_dir,
+                       j->req.sandbox_id);
+        size_t used = (size_t)snprintf(s->same, sizeof(s->same), "SPACE_MEM_SAME=");
+        under_text(&s->map, s->same + used, sizeof(s->same) - used);
+        s->env[n++] = "SPACE_MEM_UNDER=/under";
+        s->env[n++] = s->same;
+    }
+}
+
 static int plan(struct start *s)
 {
     struct job *j = s->j;
@@ -300,7 +327,7 @@ static int plan(struct start *s)
     if (rc == 0)
         rc = check_disk(s, &file_size);
     if (rc == 0)
-        rc = vmm_memory(j, s->mem, sizeof(s->mem), &file_size);
+        rc = vmm_memory(j, s->mem, sizeof(s->mem), &s->map, &file_size);
     fault_point("privd.vmm-start.memory");
     if (rc == 0)
         rc = plan_argv(s);
@@ -308,14 +335,12 @@ static int plan(struct start *s)
         rc = open_descriptors(s);
     if (rc < 0)
         return rc;
+    plan_env(s);
     plan_root(s);
-    /* A golden boot writes its memory through the file, which its uid owns then: no preload. */
-    static char *plain[] = {"PATH=/usr/bin:/bin", NULL};
-    static char *private[] = {"PATH=/usr/bin:/bin", "LD_PRELOAD=/memopen.so", "SPACE_MEM_PATH=/mem", NULL};
     s->spec = (struct vmm_spec){
         .uid = j->sandbox->rec.uid,
         .argv = s->argv.argv,
-        .env = maps_privately(&j->req) ? private : plain,
+        .env = s->env,
         .items = s->items,
         .root_at = s->root_at,
         .fds = {s->null_fd, s->stderr_fd, s->stderr_fd, s->qmp_fd, s->agent_fd},
@@ -379,24 +404,48 @@ int op_need_leased(struct job *j)
     return rc < 0 ? rc : privd_sandbox_lease(j->p, j->sandbox, &j->err);
 }
 
-/* A snapshot's memory is a file of its own, so its pages are on the disk though other sandboxes have the same
- * ones in memory. While the VMM sets itself up they are fetched, or the guest would wait for each. */
-static void read_ahead(const struct job *j)
+/* What of a file's data lies in [from, to); returns what is left of the budget. */
+static off_t fetch(int fd, off_t from, off_t to, off_t budget)
 {
-    char path[64];
-    off_t budget = READ_AHEAD_MAX;
-    (void)snprintf(path, sizeof(path), "sandboxes/%s/mem", j->req.sandbox_id);
-    AUTO_CLOSE int fd = openat(j->p->pool_fd, path, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
-    off_t data = fd >= 0 ? lseek(fd, 0, SEEK_DATA) : -1;
-    while (data >= 0 && budget > 0) {
+    off_t data = lseek(fd, from, SEEK_DATA);
+    while (data >= 0 && data < to && budget > 0) {
         off_t hole = lseek(fd, data, SEEK_HOLE);
         if (hole <= data)
-            return;
-        off_t n = hole - data < budget ? hole - data : budget;
+            return 0;
+        off_t n = (hole < to ? hole : to) - data;
+        n = n < budget ? n : budget;
         (void)posix_fadvise(fd, data, n, POSIX_FADV_WILLNEED);
         budget -= n;
         data = lseek(fd, hole, SEEK_DATA);
     }
+    return budget;
+}
+
+/* A snapshot's own pages are on the disk. While the VMM sets itself up they are fetched, or the guest would
+ * wait for each. What it takes from the memory under it most other VMs have in use. */
+static void read_ahead(const struct start *s)
+{
+    char path[64];
+    off_t budget = READ_AHEAD_MAX;
+    off_t at = 0;
+    (void)snprintf(path, sizeof(path), "sandboxes/%s/mem", s->j->req.sandbox_id);
+    AUTO_CLOSE int fd = openat(s->j->p->pool_fd, path, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+    if (fd < 0)
+        return;
+    for (size_t i = 0; i < s->map.count; i++) {
+        budget = fetch(fd, at, (off_t)s->map.runs[i].page * MEMORY_PAGE, budget);
+        at = ((off_t)s->map.runs[i].page + s->map.runs[i].count) * MEMORY_PAGE;
+    }
+    (void)fetch(fd, at, (off_t)s->j->req.memory_mib * (off_t)MIB, budget);
+}
+
+/* The VMM sets itself up meanwhile; it loads nothing before it is told to. */
+static int make_sure(const struct start *s)
+{
+    read_ahead(s);
+    int rc = vmm_check_snapshot(s->j);
+    fault_point("privd.vmm-start.checked");
+    return rc;
 }
 
 int op_vmm_start_run(struct job *j)
@@ -417,7 +466,7 @@ int op_vmm_start_run(struct job *j)
     if (rc == 0)
         rc = launch(s, &child);
     if (rc == 0 && j->req.boot == BROKER_BOOT_SNAPSHOT)
-        read_ahead(j);
+        rc = make_sure(s);
     if (rc == 0) {
         j->pidfd = child.pidfd;
         j->fifo_fd = TAKE_FD(s->fifo_fd);

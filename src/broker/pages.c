@@ -41,7 +41,7 @@ static int digest_end(EVP_MD_CTX *c, char to[BROKER_DIGEST_SIZE], struct error *
     return 0;
 }
 
-static int digest_of(const void *data, size_t n, char to[BROKER_DIGEST_SIZE], struct error *err)
+int digest_of(const void *data, size_t n, char to[BROKER_DIGEST_SIZE], struct error *err)
 {
     unsigned char md[EVP_MAX_MD_SIZE];
     if (EVP_Digest(data, n, md, NULL, EVP_sha256(), NULL) != 1)
@@ -55,7 +55,7 @@ static int digest_of(const void *data, size_t n, char to[BROKER_DIGEST_SIZE], st
 int pages_init(struct pages *p, struct error *err)
 {
     memset(p, 0, sizeof(*p));
-    p->mem_fd = p->base_fd = -1;
+    p->mem_fd = p->base_fd = p->under_fd = -1;
     return digest_begin(&p->digest, err);
 }
 
@@ -65,11 +65,14 @@ void pages_finish(struct pages *p)
         (void)close(p->mem_fd);
     if (p->base_fd >= 0)
         (void)close(p->base_fd);
+    if (p->under_fd >= 0)
+        (void)close(p->under_fd);
     free(p->written.list);
     free(p->zeroed.list);
+    free(p->above.list);
     EVP_MD_CTX_free(p->digest);
     memset(p, 0, sizeof(*p));
-    p->mem_fd = p->base_fd = -1;
+    p->mem_fd = p->base_fd = p->under_fd = -1;
 }
 
 static int add_numbers(struct numbers *n, const uint32_t *list, size_t count, struct error *err)
@@ -193,8 +196,7 @@ int pages_settle(struct pages *p, const uint32_t *numbers, const unsigned char *
 
 /* --- files that are written once --- */
 
-/* Makes or replaces a small file of root's. It is synced with the rest of the snapshot. */
-static int write_file(int dir_fd, const char *name, const void *data, size_t n, struct error *err)
+int snapshot_write_file(int dir_fd, const char *name, const void *data, size_t n, struct error *err)
 {
     (void)unlinkat(dir_fd, name, 0);
     AUTO_CLOSE int fd = openat(dir_fd, name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0444);
@@ -237,7 +239,7 @@ int pages_write_index(struct pages *p, int dir_fd, struct manifest *m, struct er
     int rc = digest_of(data, n, m->index_digest, err);
     if (rc == 0)
         rc = digest_end(p->digest, m->pages_digest, err);
-    return rc < 0 ? rc : write_file(dir_fd, "pages", data, n, err);
+    return rc < 0 ? rc : snapshot_write_file(dir_fd, "pages", data, n, err);
 }
 
 int state_take(int dir_fd, struct manifest *m, struct error *err)
@@ -253,7 +255,7 @@ int state_take(int dir_fd, struct manifest *m, struct error *err)
     m->bytes += n;
     rc = digest_of(data, n, m->state_digest, err);
     if (rc == 0)
-        rc = write_file(dir_fd, "state.new", data, n, err);
+        rc = snapshot_write_file(dir_fd, "state.new", data, n, err);
     if (rc == 0 && renameat(dir_fd, "state.new", dir_fd, "state") < 0)
         rc = error_errno(err, ERROR_INTERNAL, errno, "replace state");
     return rc;

@@ -4,6 +4,7 @@
  *             sparse; absent when the snapshot is of the disk alone
  *   disk.raw  the disk at the same point in time
  *   state     the device state
+ *   under, above   see under.h
  *   pages     which pages of mem were written: a header, then their numbers, then those of pages that became
  *             zero, all big-endian
  *   manifest  JSON: format version, sizes, counts, and the digests of state, pages, and of the content of the
@@ -42,6 +43,7 @@ struct manifest {
     char state_digest[BROKER_DIGEST_SIZE];
     char index_digest[BROKER_DIGEST_SIZE];
     char pages_digest[BROKER_DIGEST_SIZE];
+    char above_digest[BROKER_DIGEST_SIZE]; /* "": it has nothing under it, see under.h */
 };
 
 /* Writes it as the last act of a snapshot, durably. */
@@ -63,11 +65,14 @@ struct pages {
     int mem_fd;  /* the clone */
     int base_fd; /* what it was cloned from; -1: nothing, all zero */
     struct numbers written, zeroed;
-    EVP_MD_CTX *digest; /* of what is written, in order */
+    bool under;           /* the snapshot has a name for what is under it */
+    int under_fd;         /* that, where it is another file than the base; else -1 */
+    struct numbers above; /* pages in which the base may differ from it */
+    EVP_MD_CTX *digest;   /* of what is written, in order */
 };
 
 int pages_init(struct pages *p, struct error *err);
-void pages_finish(struct pages *p); /* closes both descriptors */
+void pages_finish(struct pages *p); /* closes the descriptors */
 
 /* Takes pages in ascending order: writes those that differ from the base and makes holes of those that became
  * zero. numbers[i] goes with the i-th page at content. */
@@ -79,6 +84,12 @@ int pages_write_index(struct pages *p, int dir_fd, struct manifest *m, struct er
 
 /* Replaces `state`, which a VMM may hold open, by a copy of its own, read-only, and tells the manifest. */
 int state_take(int dir_fd, struct manifest *m, struct error *err);
+
+/* Makes or replaces a small file of root's, which is synced with the rest of the snapshot. */
+int snapshot_write_file(int dir_fd, const char *name, const void *data, size_t n, struct error *err);
+
+/* SHA-256, in hexadecimal. */
+int digest_of(const void *data, size_t n, char to[BROKER_DIGEST_SIZE], struct error *err);
 
 /* Makes holes of pages that follow each other. */
 int pages_punch(int mem_fd, uint32_t first, size_t count, struct error *err);

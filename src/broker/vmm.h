@@ -24,8 +24,14 @@ int vmm_fifo(const struct privd *p, const char *sandbox_id, int *ret_read, int *
 
 /* Makes ready the memory this boot maps and tells its path ("" for anonymous memory). A sandbox that maps
  * sealed memory gets a link of its own to it, sandboxes/<id>/mem; another one has none. The file has the size
- * of the VM's memory, so that no VMM resizes it. *file_size grows to what the VMM may write. */
-int vmm_memory(struct job *j, char *path, size_t size, uint64_t *file_size);
+ * of the VM's memory, so that no VMM resizes it. map: what of it is better taken from sandboxes/<id>/under.
+ * *file_size grows to what the VMM may write. */
+struct under_map;
+int vmm_memory(struct job *j, char *path, size_t size, struct under_map *map, uint64_t *file_size);
+
+/* Whether the snapshot to start from is what its manifest says: ERROR_INVALID when not. Before anything of it
+ * is loaded. */
+int vmm_check_snapshot(struct job *j);
 
 struct vmm_spec {
     uid_t uid;

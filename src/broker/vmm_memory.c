@@ -10,6 +10,7 @@
 #include "base/fault.h"
 #include "broker/privd.h"
 #include "broker/snapshot.h"
+#include "broker/under.h"
 #include "broker/vmm.h"
 
 #define MIB (1024ULL * 1024)
@@ -42,34 +43,48 @@ static int open_golden(struct job *j, int *ret_fd)
     return 0;
 }
 
-static int check_and_open(struct job *j, int dir, const struct manifest *m, int *ret_fd)
+static int read_manifest(struct job *j, int *ret_dir, struct manifest *ret)
 {
-    int rc = snapshot_lock_whole(j->p, dir, m, &j->err);
+    const char *id = j->req.snapshot_id;
+    AUTO_CLOSE int dir = snapshot_open(j->p, id);
+    if (dir < 0)
+        return error_errno(&j->err, errno == ENOENT ? ERROR_NOT_FOUND : ERROR_INTERNAL, errno, "snapshot %s",
+                           id);
+    int rc = manifest_read(dir, id, ret, &j->err);
+    if (rc == 0 && !ret->full)
+        rc = error_set(&j->err, ERROR_CONFLICT, "snapshot %s is of the disk alone", id);
+    if (rc == 0)
+        *ret_dir = TAKE_FD(dir);
+    return rc;
+}
+
+/* The memory of a snapshot, and what is under it. On success it is locked, as the file may lose its only name
+ * else before it gets another. */
+static int open_snapshot(struct job *j, int sandbox_dir, struct under_map *map, int *ret_fd)
+{
+    struct manifest m;
+    AUTO_CLOSE int dir = -1;
+    int rc = read_manifest(j, &dir, &m);
+    if (rc == 0)
+        rc = snapshot_lock_whole(j->p, dir, &m, &j->err);
     if (rc < 0)
         return rc;
-    rc = snapshot_check(dir, m, &j->err);
     *ret_fd = openat(dir, "mem", O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
-    if (rc == 0 && *ret_fd < 0)
-        rc = error_errno(&j->err, ERROR_NOT_FOUND, errno, "memory of snapshot %s", m->id);
+    if (*ret_fd < 0)
+        rc = error_errno(&j->err, ERROR_NOT_FOUND, errno, "memory of snapshot %s", m.id);
+    if (rc == 0)
+        rc = under_place(dir, sandbox_dir, &m, map, &j->err);
     if (rc < 0)
         snapshot_unlock(j->p);
     return rc;
 }
 
-/* The memory of a snapshot whose parts are what its manifest says. On success it is locked, as the file may
- * lose its only name else before it gets another. */
-static int open_snapshot(struct job *j, int *ret_fd)
+int vmm_check_snapshot(struct job *j)
 {
-    const char *id = j->req.snapshot_id;
     struct manifest m;
-    AUTO_CLOSE int dir = snapshot_open(j->p, id);
-    if (dir < 0)
-        return error_errno(&j->err, errno == ENOENT ? ERROR_NOT_FOUND : ERROR_INTERNAL, errno, "snapshot %s",
-                           id);
-    int rc = manifest_read(dir, id, &m, &j->err);
-    if (rc == 0 && !m.full)
-        rc = error_set(&j->err, ERROR_CONFLICT, "snapshot %s is of the disk alone", id);
-    return rc < 0 ? rc : check_and_open(j, dir, &m, ret_fd);
+    AUTO_CLOSE int dir = -1;
+    int rc = read_manifest(j, &dir, &m);
+    return rc < 0 ? rc : snapshot_check(dir, &m, &j->err);
 }
 
 /* The file keeps a name here whatever happens to the golden or the snapshot: the next snapshot's base. */
@@ -83,21 +98,39 @@ static int link_memory(struct job *j, int fd, const char *name)
     return 0;
 }
 
-int vmm_memory(struct job *j, char *path, size_t size, uint64_t *file_size)
+/* What an earlier VMM has left. */
+static int clear(struct job *j, int *ret_dir)
+{
+    char path[48];
+    (void)snprintf(path, sizeof(path), "sandboxes/%s", j->req.sandbox_id);
+    AUTO_CLOSE int dir = openat(j->p->pool_fd, path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (dir < 0)
+        return error_errno(&j->err, ERROR_INTERNAL, errno, "open %s", path);
+    if (unlinkat(dir, "mem", 0) < 0 && errno != ENOENT)
+        return error_errno(&j->err, ERROR_INTERNAL, errno, "remove %s/mem", path);
+    int rc = under_clear(dir, &j->err);
+    fault_point("privd.vmm-start.unlinked");
+    *ret_dir = TAKE_FD(dir);
+    return rc;
+}
+
+int vmm_memory(struct job *j, char *path, size_t size, struct under_map *map, uint64_t *file_size)
 {
     struct request *q = &j->req;
     char name[48];
     struct stat st;
     AUTO_CLOSE int fd = -1;
+    AUTO_CLOSE int dir = -1;
     (void)snprintf(name, sizeof(name), "sandboxes/%s/mem", q->sandbox_id);
     path[0] = '\0';
-    if (unlinkat(j->p->pool_fd, name, 0) < 0 && errno != ENOENT)
-        return error_errno(&j->err, ERROR_INTERNAL, errno, "remove %s", name);
-    fault_point("privd.vmm-start.unlinked");
+    map->count = 0;
+    int rc = clear(j, &dir);
+    if (rc < 0)
+        return rc;
     if (q->boot == BROKER_BOOT_COLD)
         return 0;
     bool snapshot = q->boot == BROKER_BOOT_SNAPSHOT;
-    int rc = snapshot ? open_snapshot(j, &fd) : open_golden(j, &fd);
+    rc = snapshot ? open_snapshot(j, dir, map, &fd) : open_golden(j, &fd);
     bool locked = rc == 0 && snapshot;
     if (rc == 0)
         rc = check_size(j, fd, snapshot ? q->snapshot_id : q->key, &st);
@@ -105,6 +138,8 @@ int vmm_memory(struct job *j, char *path, size_t size, uint64_t *file_size)
         rc = link_memory(j, fd, name);
     if (locked)
         snapshot_unlock(j->p);
+    if (rc == 0 && q->boot == BROKER_BOOT_RESTORE)
+        rc = under_place_golden(fd, dir, &j->err);
     if (rc < 0)
         return rc;
     if (q->boot == BROKER_BOOT_GOLDEN) {

@@ -27,7 +27,8 @@ struct fixture {
 
 static struct memory_vmm target(const struct fixture *f, int base_fd)
 {
-    return (struct memory_vmm){.pid = getpid(), .pidfd = f->pidfd, .base_fd = base_fd, .bytes = BYTES};
+    return (struct memory_vmm){
+        .pid = getpid(), .pidfd = f->pidfd, .base_fd = base_fd, .under_fd = -1, .bytes = BYTES};
 }
 
 static int setup(void **state)
@@ -130,6 +131,29 @@ static void test_split_mapping(void **state)
     memory_map_finish(&m);
 }
 
+/* A part of the memory is mapped from another file, at its place there. */
+static void test_part_from_under(void **state)
+{
+    struct fixture *f = *state;
+    struct memory_map m = {0};
+    struct memory_vmm v = target(f, f->file);
+    AUTO_CLOSE int under = memfd_create("under", MFD_CLOEXEC);
+    assert_int_equal(ftruncate(under, (off_t)BYTES), 0);
+    assert_true(mmap(page(f, 20), 10 * MEMORY_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, under,
+                     20 * MEMORY_PAGE) != MAP_FAILED);
+    const uint32_t numbers[] = {19, 20, 29, 30};
+    for (size_t i = 0; i < ARRAY_LEN(numbers); i++)
+        *page(f, numbers[i]) = 'x';
+    assert_int_equal(scan(&v), ERROR_CONFLICT); /* a file that nobody has named */
+    v.under_fd = under;
+    expect(v, numbers, ARRAY_LEN(numbers), &m);
+    memory_map_finish(&m);
+    /* From the wrong place: another page would stand for it. */
+    assert_true(mmap(page(f, 20), MEMORY_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, under,
+                     21 * MEMORY_PAGE) != MAP_FAILED);
+    assert_int_equal(scan(&v), ERROR_CONFLICT);
+}
+
 /* An address space that is not what a VMM's looks like. */
 static void test_odd_mappings(void **state)
 {
@@ -223,7 +247,7 @@ static void test_process_that_ended(void **state)
         _exit(0);
     }
     int pidfd = (int)syscall(SYS_pidfd_open, pid, 0);
-    struct memory_vmm v = {.pid = pid, .pidfd = pidfd, .base_fd = f->file, .bytes = BYTES};
+    struct memory_vmm v = {.pid = pid, .pidfd = pidfd, .base_fd = f->file, .under_fd = -1, .bytes = BYTES};
     assert_ok(memory_scan(&v, &m, &err), &err);
     assert_int_equal(m.pages, 1);
     assert_ok(memory_read(&v, &m, 0, 1, content, &err), &err);
@@ -318,6 +342,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_changed_pages, setup, teardown),
         cmocka_unit_test_setup_teardown(test_split_mapping, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_part_from_under, setup, teardown),
         cmocka_unit_test_setup_teardown(test_odd_mappings, setup, teardown),
         cmocka_unit_test_setup_teardown(test_pages_that_go, setup, teardown),
         cmocka_unit_test_setup_teardown(test_anonymous, setup, teardown),

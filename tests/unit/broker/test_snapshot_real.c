@@ -253,23 +253,49 @@ static int teardown(void **state)
 
 /* --- looking at memory --- */
 
-/* The address of the VMM's guest memory: the mapping of /mem, or the anonymous one of that size. */
-static uint64_t memory_address(pid_t pid)
+/* Of a line of maps: whether it is of this file, in the VMM's root. */
+static bool is_of(const char *line, const char *file)
+{
+    size_t n = strcspn(line, "\n");
+    size_t m = strlen(file);
+    return n > m && strncmp(line + n - m, file, m) == 0;
+}
+
+/* The VMM's guest memory: the mappings of /mem and /under, or the anonymous one of that size. ret_under (may
+ * be NULL): bytes mapped from under it. */
+static uint64_t memory_address(pid_t pid, uint64_t *ret_under)
 {
     AUTO_FREE char *path = str_printf("/proc/%d/maps", (int)pid);
     AUTO_FREE char *text = NULL;
     size_t n;
+    uint64_t address = 0;
+    uint64_t under = 0;
     struct error err = ERROR_INIT;
     assert_ok(fs_read_file(AT_FDCWD, path, 1 << 20, &text, &n, &err), &err);
     for (const char *line = text; line && *line; line = strchr(line, '\n') ? strchr(line, '\n') + 1 : NULL) {
         char *end;
         uint64_t from = strtoull(line, &end, 16);
         uint64_t to = strtoull(end + 1, &end, 16);
-        if (to - from == (uint64_t)memory_mib * MIB && str_starts(end, " rw-p"))
-            return from;
+        bool file = is_of(line, " /mem") || is_of(line, " /under");
+        if (str_starts(end, " rw-p") &&
+            (to - from == (uint64_t)memory_mib * MIB || (file && str_starts(end, " rw-p 00000000"))))
+            address = from;
+        under += is_of(line, " /under") ? to - from : 0;
     }
-    fail_msg("no memory in the VMM");
-    return 0;
+    if (!address)
+        fail_msg("no memory in the VMM");
+    if (ret_under)
+        *ret_under = under;
+    return address;
+}
+
+/* What the golden has in memory already is taken from there: most of it. */
+static void assert_shares(pid_t pid)
+{
+    uint64_t under;
+    (void)memory_address(pid, &under);
+    print_message("%llu MB of the memory are the golden's file\n", (unsigned long long)(under / 1000000));
+    assert_true(under > (uint64_t)memory_mib * MIB / 2);
 }
 
 /* The VM stands still: every byte of the snapshot is the VMM's. */
@@ -279,7 +305,7 @@ static void assert_same_memory(pid_t pid, const char *sn)
     AUTO_FREE char *path = str_printf("%s/pool/snapshots/%s/mem", real.dir, sn);
     AUTO_CLOSE int fd = open(path, O_RDONLY | O_CLOEXEC);
     assert_true(fd >= 0);
-    uint64_t address = memory_address(pid);
+    uint64_t address = memory_address(pid, NULL);
     AUTO_FREE unsigned char *a = malloc(CHUNK);
     AUTO_FREE unsigned char *b = malloc(CHUNK);
     for (uint64_t at = 0; at < (uint64_t)memory_mib * MIB; at += CHUNK) {
@@ -376,7 +402,7 @@ static void test_capture_of_a_running_guest(void **state)
     assert_answer(&a);
     assert_int_equal(a.count, 1);
     assert_string_equal(a.ids[0], first_sn);
-    const char *const files[] = {"mem", "disk.raw", "state", "pages", "manifest"};
+    const char *const files[] = {"mem", "under", "above", "disk.raw", "state", "pages", "manifest"};
     for (size_t i = 0; i < ARRAY_LEN(files); i++) {
         AUTO_FREE char *path = str_printf("%s/pool/snapshots/%s/%s", real.dir, first_sn, files[i]);
         struct stat st;
@@ -440,6 +466,7 @@ static void test_chain_is_exact(void **state)
                       (double)b.bytes / 1e6);
         assert_true(b.bytes < 9 * MIB); /* the ten MB of the first one are not written again */
         assert_same_memory(info[i].pid, sn[i]);
+        assert_shares(info[i].pid);
         CALL(&real, &b, 5, broker_snapshot_seal, sn[i], on_bytes, &b); /* again */
         assert_answer(&b);
         from = sn[i];
@@ -604,7 +631,7 @@ static void test_pack(void **state)
     CALL(&real, &a, 15, broker_sandbox_remove, id, on_done, &a);
     assert_answer(&a);
     AUTO_FREE char *dir = str_printf("pool/snapshots/%s", first_sn);
-    assert_int_equal(real_entries(&real, dir), 5);
+    assert_int_equal(real_entries(&real, dir), 7);
 }
 
 /* Suspend as spaced does it: seal, park, start again from the image with the disk that stayed. */
@@ -667,7 +694,7 @@ static void assert_no_half_copy(const char *sn)
 {
     struct answer a;
     char copy[ID_SIZE];
-    const char *const files[] = {"mem", "disk.raw", "state", "pages"};
+    const char *const files[] = {"mem", "disk.raw", "state", "pages", "under", "above"};
     id_new("sn", copy);
     AUTO_FREE char *made = str_printf("%s/pool/snapshots/%s", real.dir, copy);
     AUTO_FREE char *away = str_printf("%s/pool/away", real.dir);
@@ -704,7 +731,8 @@ static void test_damage_is_refused(void **state)
     const struct {
         const char *file;
         off_t at;
-    } parts[] = {{"mem", page + 17}, {"state", 100}, {"pages", 41}, {"pages", 9}, {"manifest", 20}};
+    } parts[] = {{"mem", page + 17}, {"state", 100}, {"pages", 41},   {"pages", 9},
+                 {"above", 24},      {"above", 3},   {"manifest", 20}};
     for (size_t i = 0; i < ARRAY_LEN(parts); i++) {
         AUTO_FREE char *path = str_printf("%s/pool/snapshots/%s/%s", real.dir, sn, parts[i].file);
         AUTO_CLOSE int file = open(path, O_RDWR | O_CLOEXEC);
@@ -759,6 +787,8 @@ static void test_cold_vm(void **state)
     assert_true(a.bytes < dirty - 20ULL * MIB); /* zeros are not written */
     print_message("cold: dirty %.1f MB, written %.1f MB\n", (double)dirty / 1e6, (double)a.bytes / 1e6);
     assert_same_memory(info.pid, sn);
+    AUTO_FREE char *under = str_printf("%s/pool/snapshots/%s/under", real.dir, sn);
+    assert_int_equal(access(under, F_OK), -1); /* there is no golden it came from */
     char child[ID_SIZE];
     struct broker_vmm_info child_info;
     AUTO_CLOSE int child_fd = restore(sn, child, &child_info);
