@@ -2,14 +2,18 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
 #include <sys/reboot.h>
 #include <sys/signalfd.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#include <linux/vm_sockets.h>
 
 #include "agent/boot.h"
 #include "agent/conn.h"
@@ -232,11 +236,55 @@ static const char *on_message(void *arg, const struct proto_message *m, const st
     return NULL;
 }
 
+static void drop_connection(struct agent *a)
+{
+    if (a->conn_fd < 0)
+        return;
+    agent_unwatch(a, &a->port_watch);
+    (void)close(a->conn_fd);
+    a->conn_fd = -1;
+    a->link.fd = -1;
+    link_down(&a->link);
+}
+
+/* An event may be of the connection that this one has replaced within the turn. */
+static bool is_over(int fd)
+{
+    struct pollfd p = {.fd = fd, .events = POLLRDHUP};
+    return poll(&p, 1, 0) == 1;
+}
+
 static void on_port(struct watch *w, uint32_t events)
 {
     struct agent *a = w->arg;
     if (events & (EPOLLIN | EPOLLHUP | EPOLLERR))
         link_read(&a->link);
+    /* A port stays when its host goes; a connection does not. */
+    if (a->conn_fd >= 0 && (events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) && is_over(a->conn_fd))
+        drop_connection(a);
+}
+
+/* The host has connected, to take the place of what it had before: it holds one connection at a time, and may
+ * know of the old one's end before this side does. */
+static void on_listen(struct watch *w, uint32_t events)
+{
+    struct agent *a = w->arg;
+    struct sockaddr_vm peer = {0};
+    socklen_t n = sizeof(peer);
+    (void)events;
+    int fd = accept4(w->fd, (struct sockaddr *)&peer, &n, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    if (fd < 0)
+        return;
+    /* A unix socket has no address here: the tests' host. */
+    if (peer.svm_family == AF_VSOCK && peer.svm_cid != VMADDR_CID_HOST) {
+        (void)close(fd); /* somebody in the guest, through its own loopback */
+        return;
+    }
+    drop_connection(a);
+    a->conn_fd = fd;
+    a->link.fd = fd;
+    a->port_watch = (struct watch){.fd = fd, .fn = on_port, .arg = a};
+    agent_watch(a, &a->port_watch, EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET);
 }
 
 static void reaped_sync(struct agent *a, pid_t pid)
@@ -397,8 +445,15 @@ int agent_init(struct agent *a, const struct agent_config *config)
     if (a->epoll < 0 || a->signals < 0 || a->null < 0 || link_init(&a->link, config->port_fd, &ops, a) < 0)
         return -1;
     a->signal_watch = (struct watch){.fd = a->signals, .fn = on_child, .arg = a};
-    a->port_watch = (struct watch){.fd = config->port_fd, .fn = on_port, .arg = a};
     agent_watch(a, &a->signal_watch, EPOLLIN);
+    a->conn_fd = -1;
+    if (config->port_fd < 0) {
+        a->listen_watch = (struct watch){.fd = config->listen_fd, .fn = on_listen, .arg = a};
+        agent_watch(a, &a->listen_watch, EPOLLIN);
+        return a->signal_watch.events && a->listen_watch.events ? 0 : -1;
+    }
+    a->listen_watch.fd = -1;
+    a->port_watch = (struct watch){.fd = config->port_fd, .fn = on_port, .arg = a};
     /* Edge-triggered: a port without a host is at its end for as long as that lasts. */
     agent_watch(a, &a->port_watch, EPOLLIN | EPOLLOUT | EPOLLET);
     return a->signal_watch.events && a->port_watch.events ? 0 : -1;
@@ -414,7 +469,7 @@ void agent_finish(struct agent *a)
     freeze_finish(a);
     link_finish(&a->link);
     cgroups_finish(&a->cgroups);
-    const int fds[] = {a->epoll, a->signals, a->null, a->random, a->ptmx_dir};
+    const int fds[] = {a->epoll, a->signals, a->null, a->random, a->ptmx_dir, a->conn_fd, a->listen_watch.fd};
     for (size_t i = 0; i < ARRAY_LEN(fds); i++)
         cleanup_close(&fds[i]);
 }

@@ -63,6 +63,8 @@ struct agent {
     unsigned char boot_id[16];
     struct link link;
     struct watch port_watch, signal_watch;
+    struct watch listen_watch; /* fd owned: where the host connects, when there is no port; else unused */
+    int conn_fd;               /* owned: the host's connection then; -1: none */
     struct cgroups cgroups;
     struct freeze freeze;
     struct user_cache users;
@@ -78,7 +80,8 @@ struct agent {
 };
 
 struct agent_config {
-    int port_fd;   /* not owned */
+    int port_fd;   /* not owned; -1: the host connects to listen_fd */
+    int listen_fd; /* owned by the agent from here on: a listening vsock socket, or -1 */
     int cgroup_fd; /* owned by the agent from here on: the top of a cgroup2 hierarchy, or -1 */
     bool init;
 };

@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/vm_sockets.h>
 #include <net/if.h>
 #include <sched.h>
 #include <signal.h>
@@ -30,12 +31,18 @@
 #define WAIT_STEP_MS 10
 #define WAIT_STEPS 1000 /* devices appear while the kernel still looks for them */
 #define KILL_STEPS 300
+#define VSOCK_BACKLOG 8
 #define TEXT_MAX 4096
 #define CGROUP_DIR "/sys/fs/cgroup"
+
+/* Firecracker, which is where the agent has a vsock port, has no power to be switched off: its guests reset.
+ */
+static bool ends_by_reset;
 
 struct settings {
     char root[64];
     bool debug;
+    uint64_t vsock; /* the port to listen on; 0: there is a virtio port */
 };
 
 static int complain(const char *what)
@@ -114,6 +121,8 @@ static void read_settings(struct settings *s)
     while ((word = strsep(&rest, " \n"))) {
         if (str_starts(word, "space.root="))
             (void)str_copy(s->root, sizeof(s->root), word + strlen("space.root="));
+        else if (str_starts(word, "space.vsock="))
+            (void)str_to_u64(word + strlen("space.vsock="), 1, UINT32_MAX - 1, &s->vsock);
         else if (strcmp(word, "space.debug") == 0)
             s->debug = true;
     }
@@ -183,6 +192,16 @@ static int open_port(void)
     return complain("the port " PORT_NAME);
 }
 
+/* The socket device may come a moment after its driver; a socket can be bound before. */
+static int listen_vsock(uint32_t port)
+{
+    const struct sockaddr_vm at = {.svm_family = AF_VSOCK, .svm_cid = VMADDR_CID_ANY, .svm_port = port};
+    AUTO_CLOSE int fd = socket(AF_VSOCK, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fd < 0 || bind(fd, (const struct sockaddr *)&at, sizeof(at)) < 0 || listen(fd, VSOCK_BACKLOG) < 0)
+        return complain("the agent's vsock port");
+    return TAKE_FD(fd);
+}
+
 /* The agent goes on living in the guest's root, but its program stays in the initramfs, out of the guest's
  * reach. */
 static int enter_root(void)
@@ -246,21 +265,23 @@ static int own_groups(void)
     return TAKE_FD(top);
 }
 
-int boot_guest(int *ret_cgroup)
+int boot_guest(struct boot *ret)
 {
     struct settings s;
     if (mount_early() < 0)
         return -1;
     read_settings(&s);
+    ends_by_reset = s.vsock != 0;
     load_modules(&s);
-    AUTO_CLOSE int port = open_port();
-    if (port < 0 || mount_root(&s) < 0 || enter_root() < 0)
+    AUTO_CLOSE int fd = s.vsock ? listen_vsock((uint32_t)s.vsock) : open_port();
+    if (fd < 0 || mount_root(&s) < 0 || enter_root() < 0)
         return -1;
     mount_late();
     bring_up_loopback();
     set_limits();
-    *ret_cgroup = own_groups();
-    return TAKE_FD(port);
+    *ret = (struct boot){.port_fd = -1, .listen_fd = -1, .cgroup_fd = own_groups()};
+    *(s.vsock ? &ret->listen_fd : &ret->port_fd) = TAKE_FD(fd);
+    return 0;
 }
 
 void boot_power_off(void)
@@ -270,6 +291,7 @@ void boot_power_off(void)
         wait_step(); /* until there are no children; one that cannot die must not keep the VM alive */
     sync();
     (void)mount(NULL, "/", NULL, MS_REMOUNT | MS_RDONLY, NULL);
-    (void)reboot(RB_POWER_OFF);
+    if (!ends_by_reset)
+        (void)reboot(RB_POWER_OFF);
     (void)reboot(RB_AUTOBOOT);
 }

@@ -1,10 +1,16 @@
 /* From an initramfs to a guest that can run anything: kernel modules, the root disk, the usual mounts. */
 #pragma once
 
-/* Brings the guest up as PID 1 and leaves this process inside the root file system. Returns the open port, or
- * -1 after one line on the console that says what is wrong. *ret_cgroup: the top of the guest's control
- * groups or -1. */
-int boot_guest(int *ret_cgroup);
+/* How the host reaches the agent, and the top of the guest's control groups; -1: there is none. */
+struct boot {
+    int port_fd;   /* the open port, */
+    int listen_fd; /* or a socket that the host connects to */
+    int cgroup_fd;
+};
+
+/* Brings the guest up as PID 1 and leaves this process inside the root file system. 0, or -1 after one line
+ * on the console that says what is wrong. */
+int boot_guest(struct boot *ret);
 
 /* Kills everything, unmounts and ends the VM. Does not return when this is PID 1. */
 void boot_power_off(void);

@@ -12,14 +12,17 @@ int main(void)
 {
     static struct agent agent;
     const struct sched_param normal = {0};
-    struct agent_config config = {.init = true, .cgroup_fd = -1};
+    struct agent_config config = {.init = true};
+    struct boot boot;
     if (getpid() != 1) {
         (void)fprintf(stderr, "space-agent %s: runs as the first process of a guest only\n", SPACE_VERSION);
         return 2;
     }
-    config.port_fd = boot_guest(&config.cgroup_fd);
-    if (config.port_fd < 0)
+    if (boot_guest(&boot) < 0)
         boot_power_off();
+    config.port_fd = boot.port_fd;
+    config.listen_fd = boot.listen_fd;
+    config.cgroup_fd = boot.cgroup_fd;
     if (agent_init(&agent, &config) < 0) {
         (void)fprintf(stderr, "space-agent: cannot start: %m\n");
         boot_power_off();

@@ -7,7 +7,9 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include "base/cleanup.h"
@@ -291,4 +293,22 @@ int fs_copy_sparse(int from_fd, int to_fd, struct error *err)
         at = hole;
     }
     return 0;
+}
+
+int fs_connect_socket(int dir_fd, const char *path)
+{
+    struct stat st;
+    struct sockaddr_un to = {.sun_family = AF_UNIX};
+    AUTO_CLOSE int name = openat(dir_fd, path, O_PATH | O_NOFOLLOW | O_CLOEXEC);
+    if (name < 0 || fstat(name, &st) < 0)
+        return -1;
+    if (!S_ISSOCK(st.st_mode)) {
+        errno = ENOTSOCK;
+        return -1;
+    }
+    AUTO_CLOSE int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    (void)snprintf(to.sun_path, sizeof(to.sun_path), "/proc/self/fd/%d", name);
+    if (fd < 0 || connect(fd, (const struct sockaddr *)&to, sizeof(to)) < 0)
+        return -1;
+    return TAKE_FD(fd);
 }

@@ -16,6 +16,11 @@ int fs_write_atomic(int dir_fd, const char *name, const void *data, size_t n, mo
  * counted). The caller frees *ret. ERROR_NOT_FOUND when absent, ERROR_TOO_LARGE when longer. */
 int fs_read_file(int dir_fd, const char *name, size_t max, char **ret, size_t *ret_len, struct error *err);
 
+/* Connects to the unix socket at a path of any length, not blocking. Its last name may be in a directory that
+ * somebody else can write: only a socket itself is taken, no link to one. The descriptor, or -1 with errno.
+ */
+int fs_connect_socket(int dir_fd, const char *path);
+
 /* Opens a directory to be read; NULL with errno. */
 DIR *fs_open_dir(int dir_fd, const char *name);
 

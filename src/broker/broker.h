@@ -93,6 +93,11 @@ void broker_sandbox_list(struct broker *b,
 void broker_golden_begin(struct broker *b, const char *key, const char *sandbox_id, uint32_t memory_mib,
                          broker_done done, void *arg);
 
+/* FIRECRACKER: the vCPUs of the VM that was booted for golden/<key> are stopped, and it will not run again:
+ * copies its memory into `mem`. (QEMU's is that file.) */
+void broker_golden_capture(struct broker *b, const char *key, const char *sandbox_id, broker_done done,
+                           void *arg);
+
 /* The VM has been saved and has ended: moves the sandbox's disk in, syncs, gives everything to root
  * (0444) and marks it sealed. */
 void broker_golden_seal(struct broker *b, const char *key, const char *sandbox_id, broker_done done,
@@ -154,15 +159,19 @@ void broker_snapshot_list(struct broker *b,
 
 /* --- VMMs --- */
 enum broker_boot {
-    BROKER_BOOT_GOLDEN,   /* cold boot with golden/<key>/mem as shared memory, to be saved */
+    BROKER_BOOT_GOLDEN,   /* cold boot, to be saved; QEMU: with golden/<key>/mem as shared memory */
     BROKER_BOOT_COLD,     /* cold boot from the sandbox's own disk, private anonymous memory */
     BROKER_BOOT_RESTORE,  /* golden/<key>/mem mapped privately; waits for the device state */
     BROKER_BOOT_SNAPSHOT, /* the same with snapshots/<id>/mem; its state and pages are checked against
                              the manifest's digests (ERROR_INVALID) */
 };
 
+/* Which VMM: each has a command line of its own, and its own ways to be spoken to. */
+enum broker_vmm_kind { BROKER_VMM_QEMU, BROKER_VMM_FIRECRACKER };
+
 struct broker_vmm {
     const char *sandbox_id; /* prepared */
+    enum broker_vmm_kind kind;
     enum broker_boot boot;
     const char *golden_key;  /* GOLDEN, RESTORE */
     const char *snapshot_id; /* SNAPSHOT */
@@ -175,9 +184,15 @@ struct broker_vmm {
 struct broker_vmm_info {
     pid_t pid;
     uint64_t start_time; /* see base/proc.h */
-    int pidfd;           /* owned by the callback's receiver */
-    char qmp_socket[200];
-    char agent_socket[200];
+    enum broker_vmm_kind kind;
+    int pidfd; /* owned by the callback's receiver */
+    /* Owned likewise. QEMU: the directory of its sockets. FIRECRACKER: the one directory in its jail that the
+     * VMM can write, where it makes api.sock, agent.sock and what it saves: nothing in there can be trusted.
+     */
+    int run_fd;
+    char qmp_socket[200];   /* QEMU */
+    char agent_socket[200]; /* QEMU */
+    char log[200];          /* the end of what the VMM has printed; FIRECRACKER: its guest's console, too */
 };
 
 typedef void (*broker_vmm_done)(void *arg, const struct error *err, const struct broker_vmm_info *info);

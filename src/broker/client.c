@@ -129,14 +129,17 @@ void broker_destroy(struct broker *b)
 
 static void answer_vmm(const struct call *c, const struct error *err, struct reply *r)
 {
-    struct broker_vmm_info info = {.pidfd = -1};
+    struct broker_vmm_info info = {.pidfd = -1, .run_fd = -1};
     if (!err) {
         info.pid = (pid_t)r->pid;
         info.start_time = r->start_time;
+        info.kind = r->kind;
         info.pidfd = r->fds[0];
+        info.run_fd = r->fds[1];
         r->fd_count = 0;
         (void)str_copy(info.qmp_socket, sizeof(info.qmp_socket), r->qmp_socket);
         (void)str_copy(info.agent_socket, sizeof(info.agent_socket), r->agent_socket);
+        (void)str_copy(info.log, sizeof(info.log), r->log);
     }
     c->fn.vmm(c->arg, err, err ? NULL : &info);
 }
@@ -485,6 +488,15 @@ void broker_golden_begin(struct broker *b, const char *key, const char *sandbox_
     send_request(b, r, ANSWER_DONE, (union answer_fn){.done = done}, arg);
 }
 
+void broker_golden_capture(struct broker *b, const char *key, const char *sandbox_id, broker_done done,
+                           void *arg)
+{
+    AUTO_FREE struct request *r = request_new(REQUEST_GOLDEN_CAPTURE);
+    PUT(key, key);
+    PUT(sandbox_id, sandbox_id);
+    send_request(b, r, ANSWER_DONE, (union answer_fn){.done = done}, arg);
+}
+
 void broker_golden_seal(struct broker *b, const char *key, const char *sandbox_id, broker_done done,
                         void *arg)
 {
@@ -574,6 +586,7 @@ void broker_vmm_start(struct broker *b, const struct broker_vmm *vmm, broker_vmm
 {
     AUTO_FREE struct request *r = request_new(REQUEST_VMM_START);
     PUT(sandbox_id, vmm->sandbox_id);
+    r->kind = vmm->kind;
     r->boot = vmm->boot;
     if (vmm->boot == BROKER_BOOT_GOLDEN || vmm->boot == BROKER_BOOT_RESTORE)
         PUT(key, vmm->golden_key);

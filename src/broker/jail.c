@@ -250,6 +250,16 @@ static int make_device(const struct jail_item *item)
     return chown(item->to, item->uid, item->uid);
 }
 
+static int mount_tmpfs(const struct jail_item *item)
+{
+    char options[128];
+    (void)snprintf(options, sizeof(options), "mode=2750,uid=%u,gid=%u,size=%s,nr_inodes=%u", item->uid,
+                   item->gid, item->size, item->inodes);
+    if (mkdir(item->to, 0755) < 0 && errno != EEXIST)
+        return -1;
+    return mount("space-run", item->to, "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, options);
+}
+
 static int add_item(const struct jail_item *item)
 {
     if (make_parents(item->to) < 0)
@@ -261,6 +271,8 @@ static int add_item(const struct jail_item *item)
         return mkdir(item->to, 0755) < 0 && errno != EEXIST ? -1 : 0;
     case JAIL_DEVICE:
         return make_device(item);
+    case JAIL_TMPFS:
+        return mount_tmpfs(item);
     case JAIL_BIND:
     case JAIL_BIND_RW:
     case JAIL_BIND_ALL:

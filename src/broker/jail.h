@@ -66,6 +66,8 @@ enum jail_entry {
     JAIL_LINK,     /* symbolic link with the text `from` */
     JAIL_DIR,      /* empty directory */
     JAIL_DEVICE,   /* character device major:minor owned by `uid`, mode 0600 */
+    JAIL_TMPFS, /* file system in memory of this size, owned by `uid`; its files are group `gid`'s, which may
+                   look into it */
 };
 
 struct jail_item {
@@ -77,6 +79,9 @@ struct jail_item {
     bool optional;   /* from may be missing */
     unsigned major, minor;
     uid_t uid;
+    gid_t gid;
+    const char *size; /* TMPFS, as mount(8) takes it */
+    unsigned inodes;
 };
 
 /* In the child, in its own mount namespace: makes a new root on the directory `at` (which the outside

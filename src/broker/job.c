@@ -19,6 +19,7 @@ struct job *job_new(struct privd *p)
     j->p = p;
     j->fifo_fd = -1;
     j->pidfd = -1;
+    j->run_fd = -1;
     return j;
 }
 
@@ -28,6 +29,8 @@ void job_free(struct job *j)
         (void)close(j->fifo_fd);
     if (j->pidfd >= 0)
         (void)close(j->pidfd);
+    if (j->run_fd >= 0)
+        (void)close(j->run_fd);
     for (unsigned i = 0; i < j->req.fd_count; i++)
         (void)close(j->req.fds[i]);
     free(j);

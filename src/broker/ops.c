@@ -67,6 +67,8 @@ static const struct op table[] = {
     {REQUEST_SANDBOX_LIST, .begin = list_begin},
     {REQUEST_GOLDEN_BEGIN, .on_sandbox = true, .on_golden = true, .begin = op_need_leased,
      .run = op_golden_begin_run},
+    {REQUEST_GOLDEN_CAPTURE, .on_sandbox = true, .on_golden = true, .begin = op_need_sandbox,
+     .run = op_golden_capture_run},
     {REQUEST_GOLDEN_SEAL, .on_sandbox = true, .on_golden = true, .begin = op_need_sandbox,
      .run = op_golden_seal_run},
     {REQUEST_GOLDEN_REMOVE, .on_golden = true, .run = op_golden_remove_run},

@@ -150,10 +150,12 @@ int vmm_fifo(const struct privd *p, const char *sandbox_id, int *ret_read, int *
 
 struct start {
     struct job *j;
-    char disk[256], mem[400], kernel[336], initrd[336], preload[256], root_at[256], prefix[PATH_MAX];
+    char disk[256], mem[400], state[400], kernel[336], initrd[336], preload[256], root_at[256],
+        prefix[PATH_MAX];
     struct jail_system system;
     struct jail_item items[ITEMS_MAX];
     struct qemu_argv argv;
+    struct firecracker_argv fc_argv;
     struct vmm_spec spec;
     struct under_map map;
     char under[400], same[sizeof("SPACE_MEM_SAME=") + UNDER_TEXT_MAX];
@@ -193,14 +195,10 @@ static bool maps_privately(const struct request *q)
     return q->boot == BROKER_BOOT_RESTORE || q->boot == BROKER_BOOT_SNAPSHOT;
 }
 
-/* What QEMU finds in its root: its program and libraries, the platform's kernel, its own disk, the golden's
- * memory, and three or four devices. No /proc, no /sys. */
-static void plan_root(struct start *s)
+static void add_qemu_items(struct start *s, unsigned *count)
 {
     const struct privd *p = s->j->p;
-    const struct request *q = &s->j->req;
-    uid_t uid = s->j->sandbox->rec.uid;
-    unsigned n = jail_system_items(&s->system, s->items);
+    unsigned n = *count;
     if (!str_starts(p->qemu, "/usr/")) {
         /* A QEMU of its own prefix, PREFIX/bin/qemu...: the whole prefix, at its place. */
         (void)str_copy(s->prefix, sizeof(s->prefix), p->qemu);
@@ -208,6 +206,36 @@ static void plan_root(struct start *s)
             *strrchr(s->prefix, '/') = '\0';
         add_item(s, &n, (struct jail_item){.entry = JAIL_BIND, .to = s->prefix + 1, .from = s->prefix});
     }
+    add_item(s, &n, (struct jail_item){.entry = JAIL_BIND, .to = "memopen.so", .from = s->preload});
+    if (s->map.count > 0)
+        add_item(s, &n,
+                 (struct jail_item){.entry = JAIL_BIND, .to = "under", .from = s->under, .plain_file = true});
+    *count = n;
+}
+
+static void add_firecracker_items(struct start *s, unsigned *count)
+{
+    const struct firecracker_root root = {.program = s->j->p->firecracker,
+                                          .state = s->state,
+                                          .uid = s->j->sandbox->rec.uid,
+                                          .gid = (gid_t)s->j->p->lease.uid_first};
+    struct jail_item items[FIRECRACKER_ITEMS];
+    unsigned n = firecracker_items(&root, items);
+    for (unsigned i = 0; i < n; i++)
+        add_item(s, count, items[i]);
+}
+
+/* What a VMM finds in its root: its program and libraries, the platform's kernel, its own disk, the golden's
+ * memory, and three or four devices. No /proc, no /sys. */
+static void plan_root(struct start *s)
+{
+    const struct request *q = &s->j->req;
+    uid_t uid = s->j->sandbox->rec.uid;
+    unsigned n = jail_system_items(&s->system, s->items);
+    if (q->kind == BROKER_VMM_FIRECRACKER)
+        add_firecracker_items(s, &n);
+    else
+        add_qemu_items(s, &n);
     add_item(s, &n,
              (struct jail_item){
                  .entry = JAIL_BIND, .to = "etc/ld.so.cache", .from = "/etc/ld.so.cache", .optional = true});
@@ -215,7 +243,6 @@ static void plan_root(struct start *s)
              (struct jail_item){.entry = JAIL_BIND, .to = "vmlinuz", .from = s->kernel, .plain_file = true});
     add_item(s, &n,
              (struct jail_item){.entry = JAIL_BIND, .to = "initrd", .from = s->initrd, .plain_file = true});
-    add_item(s, &n, (struct jail_item){.entry = JAIL_BIND, .to = "memopen.so", .from = s->preload});
     add_item(
         s, &n,
         (struct jail_item){.entry = JAIL_BIND_RW, .to = "disk.raw", .from = s->disk, .plain_file = true});
@@ -225,9 +252,6 @@ static void plan_root(struct start *s)
                                     .to = "mem",
                                     .from = s->mem,
                                     .plain_file = true});
-    if (s->map.count > 0)
-        add_item(s, &n,
-                 (struct jail_item){.entry = JAIL_BIND, .to = "under", .from = s->under, .plain_file = true});
     add_item(s, &n,
              (struct jail_item){.entry = JAIL_DEVICE, .to = "dev/null", .major = 1, .minor = 3, .uid = uid});
     add_item(
@@ -261,15 +285,47 @@ static int plan_argv(struct start *s)
     return qemu_argv_build(&spec, &s->argv, &s->j->err);
 }
 
+static int need_program(struct job *j)
+{
+    if (j->req.kind == BROKER_VMM_QEMU && j->p->qemu[0] == '\0')
+        return error_set(&j->err, ERROR_UNAVAILABLE,
+                         "no qemu-system-x86_64 on this host; install qemu-system-x86");
+    if (j->req.kind == BROKER_VMM_FIRECRACKER && j->p->firecracker[0] == '\0')
+        return error_set(&j->err, ERROR_UNAVAILABLE, "no firecracker on this host");
+    return 0;
+}
+
+/* What is executed, and with what. */
+static int plan_program(struct start *s)
+{
+    const struct request *q = &s->j->req;
+    if (q->kind == BROKER_VMM_FIRECRACKER) {
+        firecracker_argv_build(q->sandbox_id, &s->fc_argv);
+        s->spec.program = FIRECRACKER_PROGRAM;
+        s->spec.argv = s->fc_argv.argv;
+        s->spec.env = firecracker_env();
+        s->spec.fd_count = 3;
+        s->spec.umask = 007; /* its sockets are for spaced, too: see JAIL_TMPFS */
+        return 0;
+    }
+    s->spec.program = s->j->p->qemu;
+    s->spec.argv = s->argv.argv;
+    s->spec.env = s->env;
+    s->spec.fd_count = ARRAY_LEN(s->spec.fds);
+    s->spec.umask = 022;
+    return plan_argv(s);
+}
+
 static int open_descriptors(struct start *s)
 {
     struct job *j = s->j;
     AUTO_CLOSE int run = vmm_open_run(j->p, j->req.sandbox_id);
+    bool qemu = j->req.kind == BROKER_VMM_QEMU; /* the other one makes its sockets itself */
     s->null_fd = open("/dev/null", O_RDWR | O_CLOEXEC);
     if (run < 0 || s->null_fd < 0)
         return error_errno(&j->err, ERROR_INTERNAL, errno, "run directory of %s", j->req.sandbox_id);
-    int rc = vmm_listen(j->p, run, "qmp.sock", &s->qmp_fd, &j->err);
-    if (rc == 0)
+    int rc = qemu ? vmm_listen(j->p, run, "qmp.sock", &s->qmp_fd, &j->err) : 0;
+    if (rc == 0 && qemu)
         rc = vmm_listen(j->p, run, "agent.sock", &s->agent_fd, &j->err);
     if (rc == 0)
         rc = vmm_fifo(j->p, j->req.sandbox_id, &s->fifo_fd, &s->stderr_fd, &j->err);
@@ -289,6 +345,13 @@ static int take_up(struct job *j)
         rc = sandbox_own_disk(p, &j->sandbox->rec, &j->err);
     fault_point("privd.vmm-start.owned");
     return rc;
+}
+
+static enum filter_kind filter_of(const struct request *q)
+{
+    if (q->kind == BROKER_VMM_FIRECRACKER)
+        return FILTER_FIRECRACKER;
+    return q->kvm ? FILTER_QEMU_KVM : FILTER_QEMU;
 }
 
 /* A golden boot writes its memory through the file, which its uid owns then: no preload. */
@@ -315,22 +378,25 @@ static int plan(struct start *s)
 {
     struct job *j = s->j;
     struct privd *p = j->p;
-    if (p->qemu[0] == '\0')
-        return error_set(&j->err, ERROR_UNAVAILABLE,
-                         "no qemu-system-x86_64 on this host; install qemu-system-x86");
+    int rc = need_program(j);
+    if (rc < 0)
+        return rc;
     (void)snprintf(s->kernel, sizeof(s->kernel), "%s/platform/%s/vmlinuz", p->state_dir, j->req.platform);
     (void)snprintf(s->initrd, sizeof(s->initrd), "%s/platform/%s/initrd", p->state_dir, j->req.platform);
     (void)snprintf(s->preload, sizeof(s->preload), "%s/libspace-memopen.so", p->exe_dir);
     (void)snprintf(s->root_at, sizeof(s->root_at), "%s/privd/jail", p->state_dir);
+    if (j->req.boot == BROKER_BOOT_RESTORE)
+        (void)snprintf(s->state, sizeof(s->state), "%s/pool/golden/%s/state", p->state_dir, j->req.key);
+    else if (j->req.boot == BROKER_BOOT_SNAPSHOT)
+        (void)snprintf(s->state, sizeof(s->state), "%s/pool/snapshots/%s/state", p->state_dir,
+                       j->req.snapshot_id);
     uint64_t file_size = 0;
-    int rc = take_up(j);
+    rc = take_up(j);
     if (rc == 0)
         rc = check_disk(s, &file_size);
     if (rc == 0)
         rc = vmm_memory(j, s->mem, sizeof(s->mem), &s->map, &file_size);
     fault_point("privd.vmm-start.memory");
-    if (rc == 0)
-        rc = plan_argv(s);
     if (rc == 0)
         rc = open_descriptors(s);
     if (rc < 0)
@@ -339,16 +405,14 @@ static int plan(struct start *s)
     plan_root(s);
     s->spec = (struct vmm_spec){
         .uid = j->sandbox->rec.uid,
-        .argv = s->argv.argv,
-        .env = s->env,
         .items = s->items,
         .root_at = s->root_at,
         .fds = {s->null_fd, s->stderr_fd, s->stderr_fd, s->qmp_fd, s->agent_fd},
         .file_size = file_size + MIB,
         .threads = THREADS_MAX + j->req.vcpus,
-        .filter = &p->filters[j->req.kvm ? FILTER_QEMU_KVM : FILTER_QEMU],
+        .filter = &p->filters[filter_of(&j->req)],
     };
-    return 0;
+    return plan_program(s);
 }
 
 /* The record names the cgroups before they are made and the process before it executes. */
@@ -364,13 +428,14 @@ static int launch(struct start *s, struct jail_child *child)
     };
     cgroup_plan(&p->cgroups, r);
     r->memory_mib = j->req.memory_mib;
+    r->vmm_kind = j->req.kind;
     int rc = record_write(p->records_fd, r, &j->err);
     fault_point("privd.vmm-start.recorded");
     if (rc == 0)
         rc = cgroup_make(&p->cgroups, r, &limits, &j->err);
     fault_point("privd.vmm-start.cgroups");
     if (rc == 0)
-        rc = jail_clone(NAMESPACES, s->spec.fds, ARRAY_LEN(s->spec.fds), vmm_child, &s->spec, child, &j->err);
+        rc = jail_clone(NAMESPACES, s->spec.fds, s->spec.fd_count, vmm_child, &s->spec, child, &j->err);
     if (rc < 0)
         return rc;
     fault_point("privd.vmm-start.cloned");
@@ -390,12 +455,21 @@ static int launch(struct start *s, struct jail_child *child)
     return rc;
 }
 
-static void fill_reply(const struct job *j, struct reply *rep)
+/* The answer, and the directory that goes with it. */
+static int fill_reply(struct job *j)
 {
-    rep->pid = (uint32_t)j->sandbox->rec.vmm_pid;
-    rep->start_time = j->sandbox->rec.vmm_start;
-    vmm_socket_path(j->p, j->req.sandbox_id, "qmp.sock", rep->qmp_socket, sizeof(rep->qmp_socket));
-    vmm_socket_path(j->p, j->req.sandbox_id, "agent.sock", rep->agent_socket, sizeof(rep->agent_socket));
+    struct reply *rep = &j->rep;
+    const struct record *r = &j->sandbox->rec;
+    rep->pid = (uint32_t)r->vmm_pid;
+    rep->kind = r->vmm_kind;
+    rep->start_time = r->vmm_start;
+    vmm_socket_path(j->p, r->id, "vmm.log", rep->log, sizeof(rep->log));
+    if (r->vmm_kind == BROKER_VMM_FIRECRACKER)
+        return vmm_open_jail_run(r->vmm_pid, j->pidfd, &j->run_fd, &j->err);
+    vmm_socket_path(j->p, r->id, "qmp.sock", rep->qmp_socket, sizeof(rep->qmp_socket));
+    vmm_socket_path(j->p, r->id, "agent.sock", rep->agent_socket, sizeof(rep->agent_socket));
+    j->run_fd = vmm_open_run(j->p, r->id);
+    return j->run_fd < 0 ? error_errno(&j->err, ERROR_INTERNAL, errno, "run directory of %s", r->id) : 0;
 }
 
 int op_need_leased(struct job *j)
@@ -470,13 +544,19 @@ int op_vmm_start_run(struct job *j)
     if (rc == 0) {
         j->pidfd = child.pidfd;
         j->fifo_fd = TAKE_FD(s->fifo_fd);
-        fill_reply(j, &j->rep);
-    } else {
-        (void)vmm_stop(j->p, j->sandbox, NULL);
+        rc = fill_reply(j);
     }
+    if (rc < 0)
+        (void)vmm_stop(j->p, j->sandbox, NULL);
     start_finish(s);
     free(s);
     return rc < 0 ? error_wrap(&j->err, "start the VMM") : 0;
+}
+
+static void give_descriptors(struct job *j)
+{
+    j->rep.fds[j->rep.fd_count++] = TAKE_FD(j->pidfd);
+    j->rep.fds[j->rep.fd_count++] = TAKE_FD(j->run_fd);
 }
 
 /* The reply takes one pidfd, the watch another. */
@@ -489,7 +569,7 @@ static int watch_and_reply(struct job *j)
     int rc = vmm_watch_start(j->p, j->sandbox, copy, fifo, &j->err);
     if (rc < 0)
         return rc;
-    j->rep.fds[j->rep.fd_count++] = TAKE_FD(j->pidfd);
+    give_descriptors(j);
     return 0;
 }
 
@@ -507,9 +587,7 @@ int op_vmm_adopt_run(struct job *j)
     if (!vmm_alive(&j->sandbox->rec, &j->pidfd))
         return error_set(&j->err, ERROR_NOT_FOUND, "the VMM of %s has ended", j->req.sandbox_id);
     int rc = vmm_fifo(j->p, j->req.sandbox_id, &j->fifo_fd, NULL, &j->err);
-    if (rc == 0)
-        fill_reply(j, &j->rep);
-    return rc;
+    return rc < 0 ? rc : fill_reply(j);
 }
 
 void op_vmm_adopt_end(struct job *j)
@@ -519,7 +597,7 @@ void op_vmm_adopt_end(struct job *j)
     if (j->err.code < 0)
         return;
     if (j->sandbox->watch) {
-        j->rep.fds[j->rep.fd_count++] = TAKE_FD(j->pidfd);
+        give_descriptors(j);
         return;
     }
     (void)watch_and_reply(j);

@@ -178,6 +178,7 @@ static void usage(FILE *to)
 {
     (void)fprintf(to,
                   "usage: space-privd --state-dir DIR --channel-fd N [--pool-size-mib N] [--qemu PROGRAM]\n"
+                  "                   [--firecracker PROGRAM]\n"
                   "       space-privd --state-dir DIR --purge\n"
                   "       [--log-level debug|info|warn|error] [--log-json]\n"
                   "Started by spaced; see space-privd(8).\n");
@@ -189,6 +190,7 @@ enum {
     OPT_PURGE,
     OPT_POOL_SIZE,
     OPT_QEMU,
+    OPT_FIRECRACKER,
     OPT_LOG_LEVEL,
     OPT_LOG_JSON,
     OPT_HELP
@@ -200,6 +202,7 @@ static const struct option options[] = {
     {"purge", no_argument, NULL, OPT_PURGE},
     {"pool-size-mib", required_argument, NULL, OPT_POOL_SIZE},
     {"qemu", required_argument, NULL, OPT_QEMU},
+    {"firecracker", required_argument, NULL, OPT_FIRECRACKER},
     {"log-level", required_argument, NULL, OPT_LOG_LEVEL},
     {"log-json", no_argument, NULL, OPT_LOG_JSON},
     {"help", no_argument, NULL, OPT_HELP},
@@ -233,6 +236,9 @@ static bool set_option(int option, struct privd_options *o, struct log_options *
         return true;
     case OPT_QEMU:
         o->qemu = optarg;
+        return true;
+    case OPT_FIRECRACKER:
+        o->firecracker = optarg;
         return true;
     case OPT_LOG_LEVEL:
         return log_level_parse(optarg, &l->level);

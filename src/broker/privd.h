@@ -22,7 +22,7 @@
 
 struct privd_options {
     const char *state_dir;
-    const char *qemu;
+    const char *qemu, *firecracker;
     uint32_t pool_size_mib;
     int channel_fd;
     bool purge;
@@ -44,12 +44,13 @@ struct privd {
     struct loop_pool *workers;
     char state_dir[200]; /* real path: short enough for every path below it */
     char exe_dir[200];   /* where space-builder and libspace-memopen.so are */
-    char qemu[PATH_MAX]; /* real path of the VMM; "" when there is none */
-    int privd_fd;        /* state_dir/privd */
-    int pool_fd;         /* state_dir/pool */
-    int records_fd;      /* state_dir/privd/sandboxes */
-    int builds_fd;       /* state_dir/privd/builds */
-    int spawner_fd;      /* starts builds: see spawner.h */
+    char qemu[PATH_MAX]; /* real paths of the VMMs; "" when there is none */
+    char firecracker[PATH_MAX];
+    int privd_fd;    /* state_dir/privd */
+    int pool_fd;     /* state_dir/pool */
+    int records_fd;  /* state_dir/privd/sandboxes */
+    int builds_fd;   /* state_dir/privd/builds */
+    int spawner_fd;  /* starts builds: see spawner.h */
     struct privd_lease lease;
     struct pool pool;
     struct cgroup_host cgroups;
@@ -136,7 +137,8 @@ struct job {
     bool run_began; /* a worker has had it */
     bool ready;     /* holds all its keys */
     int fifo_fd;    /* VMM_START: read end of the VMM's standard error */
-    int pidfd;      /* VMM_START */
+    int pidfd;      /* VMM_START, VMM_ADOPT */
+    int run_fd;     /* likewise: the VMM's directory */
     struct loop_work work;
     struct job *prev, *next; /* in privd.jobs */
     struct job *ready_next;
@@ -174,6 +176,7 @@ int op_remove_run(struct job *j);
 void op_remove_end(struct job *j);
 int op_golden_begin_run(struct job *j);
 int op_golden_seal_run(struct job *j);
+int op_golden_capture_run(struct job *j);
 int op_golden_remove_run(struct job *j);
 int op_golden_has_run(struct job *j);
 int op_need_sandbox(struct job *j);

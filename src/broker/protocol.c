@@ -67,6 +67,7 @@ static const struct wire_field begin_fields[] = {KEY, SANDBOX, MEMORY, END};
 static const struct wire_field seal_fields[] = {KEY, SANDBOX, END};
 static const struct wire_field start_fields[] = {
     SANDBOX,
+    QNUM(kind, BROKER_VMM_QEMU, BROKER_VMM_FIRECRACKER),
     QNUM(boot, BROKER_BOOT_GOLDEN, BROKER_BOOT_SNAPSHOT),
     {QSTR(key), .check = key_or_none},
     {QSTR(snapshot_id), .check = snapshot_or_none},
@@ -137,8 +138,14 @@ static const struct wire_field snapshot_list_reply[] = {
     OK, {R(ids), .kind = WIRE_LIST, .max = WIRE_LIST_MAX, .check = protocol_snapshot_id}, RU32(more), END};
 static const struct wire_field bytes_reply[] = {OK, RU64(bytes), END};
 static const struct wire_field has_reply[] = {OK, RU32(sealed), END};
-static const struct wire_field vmm_reply[] = {
-    OK, RU32(pid), RU64(start_time), RSTR(qmp_socket), RSTR(agent_socket), END};
+static const struct wire_field vmm_reply[] = {OK,
+                                              RU32(pid),
+                                              {R(kind), .kind = WIRE_U32, .max = BROKER_VMM_FIRECRACKER},
+                                              RU64(start_time),
+                                              RSTR(qmp_socket),
+                                              RSTR(agent_socket),
+                                              RSTR(log),
+                                              END};
 static const struct wire_field build_reply[] = {
     OK,
     {R(digest), .kind = WIRE_STR, .size = BROKER_DIGEST_SIZE, .check = protocol_digest},
@@ -154,8 +161,8 @@ static const struct request_info table[REQUEST_TYPE_COUNT] = {
     [REQUEST_GOLDEN_SEAL] = {"golden-seal", seal_fields, ok_reply, 0, 0, 0},
     [REQUEST_GOLDEN_REMOVE] = {"golden-remove", key_fields, ok_reply, 0, 0, 0},
     [REQUEST_GOLDEN_HAS] = {"golden-has", key_fields, has_reply, 0, 0, 0},
-    [REQUEST_VMM_START] = {"vmm-start", start_fields, vmm_reply, 0, 0, 1},
-    [REQUEST_VMM_ADOPT] = {"vmm-adopt", sandbox_fields, vmm_reply, 0, 0, 1},
+    [REQUEST_VMM_START] = {"vmm-start", start_fields, vmm_reply, 0, 0, 2},
+    [REQUEST_VMM_ADOPT] = {"vmm-adopt", sandbox_fields, vmm_reply, 0, 0, 2},
     [REQUEST_VMM_KILL] = {"vmm-kill", sandbox_fields, ok_reply, 0, 0, 0},
     [REQUEST_TEMPLATE_BUILD] = {"template-build", build_fields, build_reply, 1, 2, 0},
     [REQUEST_BUILD_CANCEL] = {"build-cancel", cancel_fields, ok_reply, 0, 0, 0},
@@ -169,6 +176,7 @@ static const struct request_info table[REQUEST_TYPE_COUNT] = {
     [REQUEST_SNAPSHOT_REMOVE] = {"snapshot-remove", snapshot_fields, ok_reply, 0, 0, 0},
     [REQUEST_SNAPSHOT_LIST] = {"snapshot-list", snapshot_list_fields, snapshot_list_reply, 0, 0, 0},
     [REQUEST_SNAPSHOT_PACK] = {"snapshot-pack", snapshot_fields, bytes_reply, 0, 0, 0},
+    [REQUEST_GOLDEN_CAPTURE] = {"golden-capture", seal_fields, ok_reply, 0, 0, 0},
 };
 
 const struct request_info *request_info(unsigned type)
@@ -193,6 +201,8 @@ static int check_request(const struct request *r, struct error *err)
         return error_set(err, ERROR_INVALID,
                          "a disk comes from a template's digest, a golden's key or a snapshot");
     if (r->type == REQUEST_VMM_START) {
+        if (r->kind == BROKER_VMM_FIRECRACKER && !r->kvm)
+            return error_field(err, ERROR_INVALID, "kvm", "Firecracker runs with KVM alone");
         bool golden = r->boot == BROKER_BOOT_GOLDEN || r->boot == BROKER_BOOT_RESTORE;
         if ((r->key[0] != '\0') != golden)
             return error_field(err, ERROR_INVALID, "key", "a golden key does not go with this kind of boot");

@@ -36,6 +36,7 @@ enum request_type {
     REQUEST_SNAPSHOT_REMOVE,
     REQUEST_SNAPSHOT_LIST,
     REQUEST_SNAPSHOT_PACK,
+    REQUEST_GOLDEN_CAPTURE,
     REQUEST_TYPE_COUNT,
 };
 
@@ -62,7 +63,7 @@ struct request {
     char suite[32];
     uint32_t from; /* enum broker_disk_from */
     uint32_t boot; /* enum broker_boot */
-    uint32_t kind; /* enum broker_build; BEGIN: enum broker_snapshot_kind */
+    uint32_t kind; /* enum broker_build; BEGIN: enum broker_snapshot_kind; VMM_START: enum broker_vmm_kind */
     uint32_t go_on;
     uint32_t kvm, vcpus, memory_mib, disk_mib, seed_user;
     struct wire_list packages;
@@ -89,11 +90,12 @@ struct reply {
     uint32_t more;
     /* GOLDEN_HAS */
     uint32_t sealed;
-    /* VMM_START, VMM_ADOPT: with the pidfd */
-    uint32_t pid;
+    /* VMM_START, VMM_ADOPT: with the pidfd and the VMM's directory */
+    uint32_t pid, kind;
     uint64_t start_time;
     char qmp_socket[200];
     char agent_socket[200];
+    char log[200];
     /* TEMPLATE_BUILD */
     char digest[BROKER_DIGEST_SIZE];
     uint64_t content_bytes;

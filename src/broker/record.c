@@ -55,10 +55,11 @@ int record_write(int dir_fd, const struct record *r, struct error *err)
         (void)json_array_append_new(cgroups, json_string(r->cgroups[i]));
     char boot[40];
     read_boot_id(boot);
-    AUTO_JSON json_t *j = json_pack("{s:i,s:s,s:s,s:I,s:s,s:I,s:I,s:I,s:O}", "version", RECORD_VERSION,
-                                    "boot", boot, "id", r->id, "uid", (json_int_t)r->uid, "golden", r->golden,
-                                    "vmm_pid", (json_int_t)r->vmm_pid, "vmm_start", (json_int_t)r->vmm_start,
-                                    "memory_mib", (json_int_t)r->memory_mib, "cgroups", cgroups);
+    AUTO_JSON json_t *j =
+        json_pack("{s:i,s:s,s:s,s:I,s:s,s:I,s:I,s:I,s:I,s:O}", "version", RECORD_VERSION, "boot", boot, "id",
+                  r->id, "uid", (json_int_t)r->uid, "golden", r->golden, "vmm_pid", (json_int_t)r->vmm_pid,
+                  "vmm_start", (json_int_t)r->vmm_start, "memory_mib", (json_int_t)r->memory_mib, "vmm_kind",
+                  (json_int_t)r->vmm_kind, "cgroups", cgroups);
     AUTO_FREE char *text = j ? json_dumps(j, JSON_COMPACT) : NULL;
     if (!text)
         return error_set(err, ERROR_NO_MEMORY, "out of memory");
@@ -89,23 +90,26 @@ static bool from_json(const json_t *j, const char *id, struct record *r)
     json_int_t pid;
     json_int_t start;
     json_int_t memory = 0;
+    json_int_t kind = BROKER_VMM_QEMU;
     const char *own_id;
     const char *boot;
     char boot_now[40];
     const char *golden;
     json_t *cgroups;
-    if (json_unpack((json_t *)j, "{s:I,s:s,s:s,s:I,s:s,s:I,s:I,s?I,s:o}", "version", &version, "boot", &boot,
-                    "id", &own_id, "uid", &uid, "golden", &golden, "vmm_pid", &pid, "vmm_start", &start,
-                    "memory_mib", &memory, "cgroups", &cgroups) < 0)
+    if (json_unpack((json_t *)j, "{s:I,s:s,s:s,s:I,s:s,s:I,s:I,s?I,s?I,s:o}", "version", &version, "boot",
+                    &boot, "id", &own_id, "uid", &uid, "golden", &golden, "vmm_pid", &pid, "vmm_start",
+                    &start, "memory_mib", &memory, "vmm_kind", &kind, "cgroups", &cgroups) < 0)
         return false;
     if (version != RECORD_VERSION || strcmp(own_id, id) != 0 || uid < 0 || (uid == 0 && pid != 0) ||
-        uid > INT32_MAX || pid < 0 || pid > INT32_MAX || memory < 0 || memory > UINT32_MAX)
+        uid > INT32_MAX || pid < 0 || pid > INT32_MAX || memory < 0 || memory > UINT32_MAX ||
+        kind < BROKER_VMM_QEMU || kind > BROKER_VMM_FIRECRACKER)
         return false;
     r->uid = (uid_t)uid;
     read_boot_id(boot_now);
     r->vmm_pid = strcmp(boot, boot_now) == 0 ? (pid_t)pid : 0;
     r->vmm_start = (uint64_t)start;
     r->memory_mib = (uint32_t)memory;
+    r->vmm_kind = (uint32_t)kind;
     return str_copy(r->id, sizeof(r->id), id) && str_copy(r->golden, sizeof(r->golden), golden) &&
            read_cgroups(cgroups, r);
 }

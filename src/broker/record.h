@@ -23,6 +23,7 @@ struct record {
     pid_t vmm_pid;                /* 0: none, or of an earlier boot of the host */
     uint64_t vmm_start;
     uint32_t memory_mib; /* of the VMM */
+    uint32_t vmm_kind;   /* enum broker_vmm_kind */
     unsigned cgroup_count;
     char cgroups[RECORD_CGROUPS][200]; /* directories made for it */
 };

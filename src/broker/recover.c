@@ -398,14 +398,17 @@ int privd_set_up(struct privd *p, const struct privd_options *o, struct error *e
     if (rc < 0)
         return rc;
     find_programs(p, o->qemu);
+    /* This one has no place of its own: whoever starts the broker has found it. */
+    if (!o->firecracker || !realpath(o->firecracker, p->firecracker))
+        p->firecracker[0] = '\0';
     cgroup_find(&p->cgroups, p->lease.server_id);
     p->tsc_khz = qemu_argv_tsc_khz(); /* before there are threads that would measure at the same time */
     rc = leave_network(p, err);
     if (rc < 0)
         return rc;
-    LOG(LOG_INFO, "ready", "pool=%s cgroups=%s sandboxes=%u uid_first=%u qemu=%s", p->pool.kind,
-        cgroup_mode_name(p->cgroups.mode), HASH_COUNT(p->sandboxes), p->lease.uid_first,
-        p->qemu[0] ? p->qemu : "none");
+    LOG(LOG_INFO, "ready", "pool=%s cgroups=%s sandboxes=%u uid_first=%u qemu=%s firecracker=%s",
+        p->pool.kind, cgroup_mode_name(p->cgroups.mode), HASH_COUNT(p->sandboxes), p->lease.uid_first,
+        p->qemu[0] ? p->qemu : "none", p->firecracker[0] ? p->firecracker : "none");
     return 0;
 }
 

@@ -17,8 +17,8 @@
 #define PRIVD_EXIT_BUSY 3 /* see space-privd(8) */
 
 /* With a channel it serves, without it purges. */
-static int spawn(const char *state_dir, const char *pool_size_mib, int channel_fd, pid_t *ret_pid,
-                 int *ret_pidfd, struct error *err)
+static int spawn(const char *state_dir, const char *pool_size_mib, const char *firecracker, int channel_fd,
+                 pid_t *ret_pid, int *ret_pidfd, struct error *err)
 {
     AUTO_FREE char *path = NULL;
     int rc = program_find("space-privd", "broker", &path, err);
@@ -26,7 +26,7 @@ static int spawn(const char *state_dir, const char *pool_size_mib, int channel_f
         return rc;
     bool serve = channel_fd >= 0;
     const char *const level = log_enabled(LOG_DEBUG) ? "debug" : log_enabled(LOG_INFO) ? "info" : "warn";
-    const char *argv[12] = {path, "--state-dir", state_dir, "--log-level", level};
+    const char *argv[16] = {path, "--state-dir", state_dir, "--log-level", level};
     size_t n = 5;
     if (log_is_json())
         argv[n++] = "--log-json";
@@ -35,6 +35,10 @@ static int spawn(const char *state_dir, const char *pool_size_mib, int channel_f
         argv[n++] = pool_size_mib;
         argv[n++] = "--channel-fd";
         argv[n++] = "3";
+    }
+    if (serve && *firecracker) {
+        argv[n++] = "--firecracker";
+        argv[n++] = firecracker;
     }
     struct proc_spawn s = {
         .argv = (char *const *)argv,
@@ -49,8 +53,8 @@ static int spawn(const char *state_dir, const char *pool_size_mib, int channel_f
     return proc_spawn(&s, ret_pid, ret_pidfd, err);
 }
 
-int server_start(const char *state_dir, uint32_t pool_size_mib, const struct privd_lease *lease,
-                 int *ret_channel_fd, struct error *err)
+int server_start(const char *state_dir, uint32_t pool_size_mib, const char *firecracker,
+                 const struct privd_lease *lease, int *ret_channel_fd, struct error *err)
 {
     struct privd_lease now;
     if (privd_lease_read(state_dir, &now, err) < 0)
@@ -66,7 +70,7 @@ int server_start(const char *state_dir, uint32_t pool_size_mib, const struct pri
     pid_t pid;
     char size[16];
     (void)snprintf(size, sizeof(size), "%u", pool_size_mib);
-    int rc = spawn(state_dir, size, theirs, &pid, &pidfd, err);
+    int rc = spawn(state_dir, size, firecracker, theirs, &pid, &pidfd, err);
     if (rc < 0)
         return error_wrap(err, "start the broker");
     *ret_channel_fd = TAKE_FD(ours);
@@ -77,7 +81,7 @@ int server_purge(const char *state_dir, struct error *err)
 {
     pid_t pid;
     AUTO_CLOSE int pidfd = -1;
-    int rc = spawn(state_dir, NULL, -1, &pid, &pidfd, err);
+    int rc = spawn(state_dir, NULL, "", -1, &pid, &pidfd, err);
     if (rc < 0)
         return error_wrap(err, "start the broker to purge");
     int status = proc_wait(pid);

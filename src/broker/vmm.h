@@ -39,11 +39,45 @@ struct vmm_spec {
     char *const *env;
     const struct jail_item *items;
     const char *root_at; /* empty directory */
-    int fds[5];          /* stdin, stdout, stderr, qmp, agent */
-    uint64_t file_size;  /* largest file it may write */
+    const char *program; /* path in the jail */
+    int fds[5];          /* stdin, stdout, stderr; QEMU: qmp, agent */
+    unsigned fd_count;
+    mode_t umask;
+    uint64_t file_size; /* largest file it may write */
     unsigned threads;
     const struct filter *filter; /* NULL: none of ours */
 };
+
+/* --- Firecracker (vmm_firecracker.c) --- */
+
+#define FIRECRACKER_PROGRAM "/firecracker" /* in the jail */
+#define FIRECRACKER_API "api.sock"         /* below /run there */
+#define FIRECRACKER_ARGV_MAX 12
+
+struct firecracker_argv {
+    char *argv[FIRECRACKER_ARGV_MAX]; /* NULL-terminated */
+    char name[ID_SIZE], id[ID_SIZE];
+};
+
+void firecracker_argv_build(const char *sandbox_id, struct firecracker_argv *ret);
+char *const *firecracker_env(void);
+
+/* What its root holds beside what every VMM's does. */
+struct firecracker_root {
+    const char *program; /* on the host */
+    const char *state;   /* device state to be loaded; "" */
+    uid_t uid;           /* the VMM's */
+    gid_t gid;           /* spaced's */
+};
+
+#define FIRECRACKER_ITEMS 3
+
+/* Fills items (FIRECRACKER_ITEMS) and returns how many. */
+unsigned firecracker_items(const struct firecracker_root *r, struct jail_item *items);
+
+/* Opens the directory in a VMM's jail that it can write, for spaced. The process was identified by its
+ * pidfd. */
+int vmm_open_jail_run(pid_t pid, int pidfd, int *ret_fd, struct error *err);
 
 /* For jail_clone: everything from the clone to QEMU's own main. arg: struct vmm_spec. */
 int vmm_child(void *arg, int gate_fd, struct jail_fail *fail);

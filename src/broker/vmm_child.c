@@ -25,7 +25,7 @@ int vmm_child(void *arg, int gate_fd, struct jail_fail *fail)
     const struct vmm_spec *s = arg;
     jail_reset_signals();
     (void)setsid();
-    (void)umask(022); /* for the root's directories; QEMU makes no files */
+    (void)umask(022); /* for the root's directories */
     if (prefer_for_oom() < 0)
         return jail_failed(fail, "write", "oom_score_adj");
     if (jail_enter_root(s->root_at, s->items, fail) < 0)
@@ -38,9 +38,10 @@ int vmm_child(void *arg, int gate_fd, struct jail_fail *fail)
         return -1;
     if (jail_wait_gate(gate_fd, fail) < 0)
         return -1;
+    (void)umask(s->umask);
     /* Last: from here on the child can do what the VMM can, and what it needs to become one. */
     if (s->filter && filter_install(s->filter, false) < 0)
         return jail_failed(fail, "install the", "system call filter");
-    (void)execve(s->argv[0], s->argv, s->env);
-    return jail_failed(fail, "execute", s->argv[0]);
+    (void)execve(s->program, s->argv, s->env);
+    return jail_failed(fail, "execute", s->program);
 }

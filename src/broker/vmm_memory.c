@@ -127,7 +127,8 @@ int vmm_memory(struct job *j, char *path, size_t size, struct under_map *map, ui
     int rc = clear(j, &dir);
     if (rc < 0)
         return rc;
-    if (q->boot == BROKER_BOOT_COLD)
+    /* Firecracker has no memory but its own at a boot; a golden's is taken from it afterwards. */
+    if (q->boot == BROKER_BOOT_COLD || (q->boot == BROKER_BOOT_GOLDEN && q->kind == BROKER_VMM_FIRECRACKER))
         return 0;
     bool snapshot = q->boot == BROKER_BOOT_SNAPSHOT;
     rc = snapshot ? open_snapshot(j, dir, map, &fd) : open_golden(j, &fd);

@@ -13,6 +13,7 @@
 #include "base/fs.h"
 #include "base/str.h"
 #include "doctor/doctor_impl.h"
+#include "vm/firecracker_version.h"
 
 #define DISK_MIN_MIB 2048
 #define DISK_GOOD_MIB 10240
@@ -146,11 +147,31 @@ void doctor_check_qemu(struct doctor *d)
 void doctor_check_firecracker(struct doctor *d)
 {
     char path[512];
-    if (doctor_find_program(d, "firecracker", path, sizeof(path)))
-        (void)doctor_add(d, "firecracker", DOCTOR_OK, "", "%s is installed; this release does not use it",
-                         path);
+    char line[200];
+    const char *named = d->config->firecracker;
+    if (named && *named ? !str_copy(path, sizeof(path), named)
+                        : !doctor_find_program(d, "firecracker", path, sizeof(path))) {
+        (void)doctor_add(d, "firecracker", DOCTOR_OK, "", "not installed: QEMU is used");
+        return;
+    }
+    const char *version =
+        doctor_program_version(path, line, sizeof(line)) ? strstr(line, "Firecracker v") : NULL;
+    if (!version) {
+        (void)doctor_add(d, "firecracker", DOCTOR_DEGRADED, "it is not used. " FIRECRACKER_INSTALL,
+                         "%s does not tell its version", path);
+        return;
+    }
+    version += strlen("Firecracker v");
+    d->firecracker_works = firecracker_is_usable(version);
+    if (!d->firecracker_works)
+        (void)doctor_add(d, "firecracker", DOCTOR_DEGRADED, "it is not used. " FIRECRACKER_INSTALL,
+                         "%s is version %s", path, version);
     else
-        (void)doctor_add(d, "firecracker", DOCTOR_OK, "", "not installed; this release does not use it");
+        (void)doctor_add(d, "firecracker", DOCTOR_OK, "", "%s, version %s%s%s", path, version,
+                         d->kvm_works ? "" : "; not used, as it needs KVM",
+                         firecracker_has_bad_jailer(version)
+                             ? "; the jailer of this release has CVE-2026-1386, and is not used here"
+                             : "");
 }
 
 void doctor_check_mmdebstrap(struct doctor *d)

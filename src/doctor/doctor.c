@@ -38,11 +38,12 @@ struct doctor_check *doctor_add(struct doctor *d, const char *name, enum doctor_
 static void choose_engine(struct doctor *d)
 {
     struct doctor_report *r = d->report;
-    if (!d->qemu_works) {
+    bool firecracker = d->firecracker_works && d->kvm_works;
+    if (!d->qemu_works && !firecracker) {
         (void)snprintf(r->reason, sizeof(r->reason), "no usable VMM is installed");
         return;
     }
-    (void)snprintf(r->engine, sizeof(r->engine), "qemu");
+    (void)snprintf(r->engine, sizeof(r->engine), "%s", firecracker ? "firecracker" : "qemu");
     (void)snprintf(r->acceleration, sizeof(r->acceleration), "%s", d->kvm_works ? "kvm" : "tcg");
     (void)snprintf(r->reason, sizeof(r->reason), "%s",
                    d->kvm_works

@@ -30,17 +30,18 @@ struct doctor_check {
 struct doctor_report {
     struct doctor_check checks[DOCTOR_CHECKS_MAX];
     size_t count;
-    char engine[16];       /* what `auto` chooses: "qemu"; "" when there is none */
+    char engine[16];       /* what `auto` chooses: "firecracker" or "qemu"; "" when there is none */
     char acceleration[16]; /* "kvm" or "tcg" */
     char reason[DOCTOR_TEXT];
 };
 
 struct doctor_config {
-    const char *root;      /* before /proc, /sys, /dev and /boot; NULL: "" */
-    const char *path;      /* where programs are looked for; NULL: $PATH and the sbin directories */
-    const char *state_dir; /* NULL: /var/lib/space */
-    uint16_t port;         /* the server's; 0: not checked (the daemon itself has it) */
-    const char *kernel;    /* as in image_config; NULL: the distribution's */
+    const char *root;        /* before /proc, /sys, /dev and /boot; NULL: "" */
+    const char *path;        /* where programs are looked for; NULL: $PATH and the sbin directories */
+    const char *firecracker; /* its program; NULL or "": looked for like the others */
+    const char *state_dir;   /* NULL: /var/lib/space */
+    uint16_t port;           /* the server's; 0: not checked (the daemon itself has it) */
+    const char *kernel;      /* as in image_config; NULL: the distribution's */
     const char *modules;
     bool is_root; /* effective uid 0 */
     /* kvm_probe of vm/kvm_probe.h; NULL: not checked. */

@@ -7,7 +7,7 @@ struct doctor {
     const struct doctor_config *config;
     struct doctor_report *report;
     bool kvm_works;
-    bool qemu_works;
+    bool qemu_works, firecracker_works;
 };
 
 /* Adds a line; advice "" for ok. */

@@ -201,6 +201,7 @@ static void on_launched(void *arg, const struct error *err)
         return;
     }
     struct golden_session_config config = {.socket_path = vm_agent_socket(b->vm),
+                                           .vsock_port = vm_agent_port(b->vm),
                                            .sandbox_id = b->sandbox_id,
                                            .ready_timeout_ms = b->g->config.boot_timeout_ms,
                                            .sync = true};

@@ -39,6 +39,7 @@ void golden_remove_sandbox(struct broker *b, const char *sandbox_id);
 struct golden_session;
 struct golden_session_config {
     const char *socket_path;
+    uint32_t vsock_port;
     const char *sandbox_id;
     unsigned ready_timeout_ms;
     bool sync; /* end with sync(2) in the guest */

@@ -146,6 +146,7 @@ int golden_session_start(struct loop *l, const struct golden_session_config *con
     (void)str_copy(s->sandbox_id, sizeof(s->sandbox_id), config->sandbox_id);
     loop_timer_init(l, &s->timer, on_timeout, s);
     struct guest_config gc = {.socket_path = config->socket_path,
+                              .vsock_port = config->vsock_port,
                               .sandbox_id = config->sandbox_id,
                               .ready_timeout_ms = config->ready_timeout_ms};
     int rc = guest_create(l, &gc, &events, s, &s->guest, err);

@@ -90,6 +90,7 @@ static void on_resumed(void *arg, const struct error *err)
         return;
     }
     struct golden_session_config config = {.socket_path = vm_agent_socket(s->vm),
+                                           .vsock_port = vm_agent_port(s->vm),
                                            .sandbox_id = s->sandbox_id,
                                            .ready_timeout_ms = READY_TIMEOUT_MS};
     if (golden_session_start(s->g->loop, &config, on_primed, s, &s->session, &failure) < 0)

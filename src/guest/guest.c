@@ -166,6 +166,7 @@ int guest_create(struct loop *l, const struct guest_config *config, const struct
     g->next_request = 1;
     g->ready_timeout_ms = config->ready_timeout_ms ? config->ready_timeout_ms : READY_TIMEOUT_MS;
     g->lost_timeout_ms = config->lost_timeout_ms ? config->lost_timeout_ms : LOST_TIMEOUT_MS;
+    g->vsock_port = config->vsock_port;
     g->socket_path = strdup(config->socket_path);
     g->sandbox_id = strdup(config->sandbox_id);
     buf_init(&g->rx, GUEST_RX_MAX);

@@ -35,6 +35,7 @@ struct guest_events {
 
 struct guest_config {
     const char *socket_path;   /* copied */
+    uint32_t vsock_port;       /* 0: the socket is the agent's; else it is asked there for this port */
     const char *sandbox_id;    /* for logs; copied */
     unsigned ready_timeout_ms; /* first synchronisation must succeed within; 0: 30,000 */
     unsigned lost_timeout_ms;  /* a lost link must come back within; 0: 5,000 */
@@ -49,7 +50,8 @@ void guest_destroy(struct guest *g);
 
 bool guest_is_ready(const struct guest *g);
 
-/* Stops (true) or restarts (false) keep-alive and timeouts while the VM's vCPUs are stopped on purpose. */
+/* Stops (true) or restarts (false) keep-alive and timeouts while the VM's vCPUs are stopped on purpose. With
+ * a vsock port nobody is connected meanwhile: the guest's end of a connection would not outlive it. */
 void guest_hold(struct guest *g, bool held);
 
 /* --- identity: before `running` is reported, after every boot, restore or fork --- */

@@ -22,6 +22,7 @@
 
 enum guest_link {             /* one function makes transitions: link_set in link.c */
                   LINK_DOWN,  /* waiting to connect */
+                  LINK_DIAL,  /* connected to the VMM, which asks the guest for the agent's port */
                   LINK_SYNC,  /* connected; looking for the acknowledgement of our epoch */
                   LINK_HELLO, /* acknowledged; HELLO must follow */
                   LINK_READY,
@@ -124,6 +125,7 @@ struct guest {
     struct loop *loop;
     char *socket_path; /* owned */
     char *sandbox_id;  /* owned */
+    uint32_t vsock_port;
     unsigned ready_timeout_ms, lost_timeout_ms;
     struct guest_events events;
     void *arg;

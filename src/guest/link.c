@@ -1,5 +1,6 @@
 /* The connection: connect, synchronise, keep alive, reconnect. */
 #include <errno.h>
+#include <fcntl.h>
 #include <linux/sockios.h>
 #include <string.h>
 #include <sys/ioctl.h>
@@ -9,6 +10,7 @@
 
 #include "base/cleanup.h"
 #include "base/clock.h"
+#include "base/fs.h"
 #include "base/log.h"
 #include "base/str.h"
 #include "guest/internal.h"
@@ -20,12 +22,15 @@
 #define BACKOFF_FIRST_MS 50
 #define BACKOFF_MAX_MS 2000
 #define READS_PER_EVENT 4
+#define DIAL_MS 10000 /* the VMM itself gives up after 2 s; when it is busy, later */
+#define DIAL_ANSWER_MAX 32
 
 static void link_set(struct guest *g, enum guest_link to)
 {
-    static const char *const names[] = {"down", "sync", "hello", "ready", "final"};
+    static const char *const names[] = {"down", "dial", "sync", "hello", "ready", "final"};
     static const unsigned allowed[] = {
-        [LINK_DOWN] = 1u << LINK_SYNC | 1u << LINK_DOWN | 1u << LINK_FINAL,
+        [LINK_DOWN] = 1u << LINK_DIAL | 1u << LINK_SYNC | 1u << LINK_DOWN | 1u << LINK_FINAL,
+        [LINK_DIAL] = 1u << LINK_SYNC | 1u << LINK_DOWN | 1u << LINK_FINAL,
         [LINK_SYNC] = 1u << LINK_HELLO | 1u << LINK_SYNC | 1u << LINK_DOWN | 1u << LINK_FINAL,
         [LINK_HELLO] = 1u << LINK_READY | 1u << LINK_DOWN | 1u << LINK_FINAL,
         [LINK_READY] = 1u << LINK_DOWN | 1u << LINK_FINAL,
@@ -186,12 +191,38 @@ static size_t input_frame(struct guest *g, const unsigned char *p, size_t n)
     return f.length + PROTO_OVERHEAD;
 }
 
+static void send_sync(struct guest *g);
+
+static void begin_sync(struct guest *g)
+{
+    g->attempt = 0;
+    g->waited = 0;
+    link_set(g, LINK_SYNC);
+    send_sync(g);
+}
+
+/* "OK <number>": the guest's end has accepted. */
+static size_t input_dial(struct guest *g, const unsigned char *p, size_t n)
+{
+    const unsigned char *end = memchr(p, '\n', n < DIAL_ANSWER_MAX ? n : DIAL_ANSWER_MAX);
+    if (!end && n < DIAL_ANSWER_MAX)
+        return 0;
+    if (!end || memcmp(p, "OK ", n < 3 ? n : 3) != 0) {
+        break_protocol(g, "no answer of a socket device");
+        return n;
+    }
+    begin_sync(g);
+    return (size_t)(end - p) + 1;
+}
+
 size_t guest_link_input(struct guest *g, const unsigned char *p, size_t n)
 {
     size_t at = 0;
     while (at < n && !g->destroyed) {
         size_t used;
-        if (g->link == LINK_SYNC)
+        if (g->link == LINK_DIAL)
+            used = input_dial(g, p + at, n - at);
+        else if (g->link == LINK_SYNC)
             used = input_sync(g, p + at, n - at);
         else if (g->link == LINK_HELLO || g->link == LINK_READY)
             used = input_frame(g, p + at, n - at);
@@ -204,6 +235,14 @@ size_t guest_link_input(struct guest *g, const unsigned char *p, size_t n)
     return at;
 }
 
+/* Nobody listens in the guest yet, which is no fault of anybody's. */
+static void dial_again(struct guest *g)
+{
+    close_socket(g);
+    link_set(g, LINK_DOWN);
+    loop_timer_start(&g->retry, CONNECT_RETRY_MS);
+}
+
 /* Reads once and handles what came. False: nothing more now, or the link is gone. */
 static bool read_once(struct guest *g)
 {
@@ -212,6 +251,10 @@ static bool read_once(struct guest *g)
         return true;
     if (n < 0 && errno == EAGAIN)
         return false;
+    if (n <= 0 && g->link == LINK_DIAL) {
+        dial_again(g);
+        return false;
+    }
     if (n <= 0) {
         break_errno(g, n == 0 ? ECONNRESET : errno, "the VM closed the agent's port");
         return false;
@@ -290,26 +333,46 @@ static void send_sync(struct guest *g)
 
 static void connect_once(struct guest *g)
 {
-    struct sockaddr_un to = {.sun_family = AF_UNIX};
     struct error e = ERROR_INIT;
-    AUTO_CLOSE int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    (void)str_copy(to.sun_path, sizeof(to.sun_path), g->socket_path);
+    AUTO_CLOSE int fd = fs_connect_socket(AT_FDCWD, g->socket_path);
     loop_timer_start(&g->retry, CONNECT_RETRY_MS + g->backoff_ms);
-    if (fd < 0 || connect(fd, (const struct sockaddr *)&to, sizeof(to)) < 0)
-        return;
-    if (loop_fd_start(g->loop, &g->watch, fd, EPOLLIN, on_socket, g, &e) < 0)
+    if (fd < 0 || loop_fd_start(g->loop, &g->watch, fd, EPOLLIN, on_socket, g, &e) < 0)
         return;
     g->fd = TAKE_FD(fd);
-    g->attempt = 0;
-    g->waited = 0;
-    link_set(g, LINK_SYNC);
-    send_sync(g);
+    if (!g->vsock_port) {
+        begin_sync(g);
+        return;
+    }
+    link_set(g, LINK_DIAL);
+    loop_timer_start(&g->retry, DIAL_MS);
+    (void)buf_printf(&g->tx, "CONNECT %u\n", g->vsock_port);
+    guest_link_flush(g);
+}
+
+/* A guest on a vsock port is not connected to while it is held. True: it is, and nothing is to be tried. */
+static bool stays_away(struct guest *g)
+{
+    if (!g->held || !g->vsock_port)
+        return false;
+    if (g->link != LINK_DOWN && g->link != LINK_FINAL) {
+        struct error e = ERROR_INIT;
+        (void)error_set(&e, ERROR_UNAVAILABLE, "the VM stands still");
+        guest_link_break(g, &e);
+        loop_timer_stop(&g->retry);
+    }
+    return true;
 }
 
 static void on_retry(struct loop_timer *t)
 {
     struct guest *g = t->arg;
     guest_enter(g);
+    if (stays_away(g)) {
+        guest_leave(g);
+        return;
+    }
+    if (g->link == LINK_DIAL)
+        dial_again(g);
     if (g->link == LINK_SYNC && ++g->waited > SYNC_RETRIES) {
         /* A VMM that was connected to while its vCPUs stood still may have missed that somebody listens, and
          * then its guest's port stays full for ever; it looks again when a connection comes. Or the guest is
@@ -387,8 +450,12 @@ void guest_hold(struct guest *g, bool held)
     if (held) {
         loop_timer_stop(&g->deadline);
         loop_timer_stop(&g->alive);
+        if (g->vsock_port)
+            loop_timer_start(&g->retry, 0); /* the connection goes, but not inside this call */
         return;
     }
+    if (g->vsock_port && g->link == LINK_DOWN)
+        loop_timer_start(&g->retry, 0);
     g->last_heard = clock_mono_ns(); /* its time begins anew */
     if (g->link == LINK_READY)
         loop_timer_start(&g->alive, alive_ms(g));

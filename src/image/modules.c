@@ -10,9 +10,12 @@ static const struct {
     const char *name;
     bool required;
 } wanted[] = {
-    {"virtio_ring", true},    {"virtio", true},          {"virtio_mmio", true},
-    {"virtio_console", true}, {"virtio_blk", true},      {"virtio_rng", false},
-    {"virtio_net", false},    {"crc32c_generic", false}, {"ext4", true},
+    {"virtio_ring", true}, {"virtio", true},
+    {"virtio_mmio", true}, {"virtio_console", true},
+    {"virtio_blk", true},  {"virtio_rng", false},
+    {"vsock", false},      {"vmw_vsock_virtio_transport", false},
+    {"virtio_net", false}, {"crc32c_generic", false},
+    {"ext4", true},
 };
 
 /* The module's name of a path: "kernel/drivers/char/hw_random/virtio-rng.ko.xz" -> "virtio_rng". */

@@ -22,6 +22,9 @@
 
 /* Versions spoken. What a version added, the table says (`since`); a host that finds an agent of an earlier
  * release in a running guest does without it. */
+/* Where the agent listens when it has no port of its own but a vsock device. */
+#define PROTO_VSOCK_PORT 1024
+
 #define PROTO_VERSION_LOWEST 1
 /* 2: QUIESCE; HELLO tells of a frozen guest; PONG of its clock.
  * 3: DIAL; FILE lists, moves, copies, links, changes attributes, watches and archives. */
@@ -34,6 +37,7 @@
 #define PROTO_FRAME_MAX (PROTO_PAYLOAD_MAX + PROTO_OVERHEAD)
 
 #define PROTO_DATA_PRELUDE 16 /* u8 stream, u8 fin, 6 zero bytes, u64 offset */
+#define PROTO_DATA_BEFORE (PROTO_HEADER + PROTO_DATA_PRELUDE) /* what precedes the bytes of a DATA frame */
 /* One frame from the guest is one write of at most 32 KiB, the most a virtio port takes at a time. */
 #define PROTO_DATA_MAX (32768 - PROTO_OVERHEAD - PROTO_DATA_PRELUDE)
 

@@ -60,9 +60,15 @@ static const struct guest_events guest_events = {.ready = on_ready, .lost = on_l
 
 int link_open(struct sandboxes *s, struct sandbox *sb, unsigned link_ms, struct error *err)
 {
-    const struct guest_config config = {
-        .socket_path = vm_agent_socket(sb->vm), .sandbox_id = sb->id, .ready_timeout_ms = link_ms};
-    return guest_create(s->config.loop, &config, &guest_events, sb, &sb->guest, err);
+    const struct guest_config config = {.socket_path = vm_agent_socket(sb->vm),
+                                        .vsock_port = vm_agent_port(sb->vm),
+                                        .sandbox_id = sb->id,
+                                        .ready_timeout_ms = link_ms};
+    int rc = guest_create(s->config.loop, &config, &guest_events, sb, &sb->guest, err);
+    /* What is said to a socket device before its guest runs is lost. */
+    if (rc == 0 && config.vsock_port && !vm_is_running(sb->vm))
+        guest_hold(sb->guest, true);
+    return rc;
 }
 
 void link_wait(struct sandboxes *s, struct sandbox *sb, unsigned link_ms)
@@ -166,6 +172,7 @@ static void resumed(struct sandboxes *s, struct call *c)
         return;
     }
     sb->resumed = true;
+    guest_hold(sb->guest, false);
     if (sb->step == STEP_SETTLE)
         arrive(s, sb);
 }

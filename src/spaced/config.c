@@ -33,6 +33,8 @@ static const struct key keys[] = {
     {"state_dir", PATH, AT(state_dir), "/var/lib/space", 0, 0, NULL,
      "absolute path of the directory that holds everything"},
     {"engine", CHOICE, AT(engine), "auto", 0, 0, "auto qemu firecracker", "virtual machine monitor"},
+    {"firecracker", TEXT, AT(firecracker), "", 0, 0, NULL,
+     "program of the engine firecracker; empty: the one in PATH or /usr/local/bin, /usr/bin"},
     {"kernel", TEXT, AT(kernel), "", 0, 0, NULL,
      "guest kernel (bzImage); empty: the newest installed one that has modules"},
     {"modules", TEXT, AT(modules), "", 0, 0, NULL,
@@ -311,10 +313,6 @@ int config_check(const struct config *c, struct error *err)
         return error_field(
             err, ERROR_INVALID, "domain",
             "domain is \"%.100s\"; it must be a name like sandboxes.example.com, in lower case", c->domain);
-    /* Refused before anything of the host has been taken. */
-    if (config_engine(c) == VM_ENGINE_FIRECRACKER)
-        return error_field(err, ERROR_UNSUPPORTED, "engine",
-                           "the engine firecracker is not in this release; use auto or qemu");
     if (c->default_vcpus > c->max_vcpus || c->default_memory_mib > c->max_memory_mib ||
         c->default_disk_mib > c->max_disk_mib)
         return error_field(err, ERROR_INVALID, "default_*", "a default_ value is larger than its max_ value");

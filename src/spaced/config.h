@@ -16,6 +16,7 @@ struct config {
     char listen[CONFIG_TEXT_MAX];
     char state_dir[CONFIG_TEXT_MAX];
     char engine[CONFIG_TEXT_MAX];
+    char firecracker[CONFIG_TEXT_MAX];
     char kernel[CONFIG_TEXT_MAX];
     char modules[CONFIG_TEXT_MAX];
     char public_url[CONFIG_TEXT_MAX];

@@ -28,8 +28,10 @@ static int known_kernel(const struct doctor_config *config, char *detail, size_t
 static json_t *find_components(const struct handoff *h)
 {
     AUTO_FREE char *initrd = str_printf("%s/platform/%s/initrd", h->config.state_dir, h->image.digest);
-    struct components_config config = {
-        .kernel_release = h->image.kernel_release, .image_digest = h->image.digest, .initrd = initrd};
+    struct components_config config = {.firecracker = h->config.firecracker,
+                                       .kernel_release = h->image.kernel_release,
+                                       .image_digest = h->image.digest,
+                                       .initrd = initrd};
     return components_find(&config);
 }
 
@@ -39,6 +41,7 @@ static void run(struct loop_work *w)
     r->components = find_components(r->h);
     struct doctor_config config = {
         .state_dir = r->h->config.state_dir,
+        .firecracker = r->h->config.firecracker,
         .kernel = r->h->image.kernel_path,
         .is_root = true, /* what needs root was found out by the root stage */
         .kvm_why = r->h->kvm_why,

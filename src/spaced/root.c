@@ -28,8 +28,9 @@
 #include "image/image.h"
 #include "spaced/handoff.h"
 #include "vm/kvm_probe.h"
+#include "vm/vm.h"
 
-#define KVM_PROBE_MS 3000
+#define KVM_PROBE_MS 10000 /* milliseconds on a quiet host; a loaded one must not count as one without KVM */
 #define LISTEN_BACKLOG 512
 #define STATE_DIR_MAX 52 /* and "/pool/sandboxes/<id>/run/agent.sock" fits sun_path */
 
@@ -233,6 +234,15 @@ static int second_stage(const struct handoff *h, uid_t uid, const char *self, st
     return error_errno(err, ERROR_INTERNAL, errno, "execute the second stage");
 }
 
+/* What is configured, or found as root finds programs, is what broker and daemon use. */
+static void find_firecracker(struct config *c)
+{
+    char path[sizeof(c->firecracker)] = "";
+    if (config_engine(c) != VM_ENGINE_QEMU)
+        vm_firecracker_find(c->firecracker, path, sizeof(path));
+    (void)str_copy(c->firecracker, sizeof(c->firecracker), path);
+}
+
 int root_stage(const struct config *c, const char *self, struct error *err)
 {
     struct handoff h = {.config = *c, .channel_fd = -1, .listen_fd = -1, .lock_fd = -1};
@@ -253,7 +263,9 @@ int root_stage(const struct config *c, const char *self, struct error *err)
     if (rc < 0)
         return rc;
     probe_kvm(&h);
-    rc = server_start(c->state_dir, (uint32_t)c->pool_size_mib, &lease, &h.channel_fd, err);
+    find_firecracker(&h.config);
+    rc = server_start(c->state_dir, (uint32_t)c->pool_size_mib, h.config.firecracker, &lease, &h.channel_fd,
+                      err);
     return rc < 0 ? rc : second_stage(&h, lease.uid_first, self, err);
 }
 

@@ -100,14 +100,25 @@ static int open_store(struct daemon *d, struct error *err)
 
 static int open_engine(struct daemon *d, struct error *err)
 {
-    int rc = vm_engine_create(d->loop, d->broker, config_engine(&d->h->config), d->h->kvm_works,
-                              d->h->kvm_why, &d->engine, err);
+    const struct vm_engine_config config = {.choice = config_engine(&d->h->config),
+                                            .kvm_works = d->h->kvm_works,
+                                            .kvm_why = d->h->kvm_why,
+                                            .firecracker = d->h->config.firecracker};
+    int rc = vm_engine_create(d->loop, d->broker, &config, &d->engine, err);
     if (rc < 0)
         return rc;
     const struct vm_engine_info *info = vm_engine_info(d->engine);
     LOG(LOG_INFO, "engine", "name=%s acceleration=%s version=%s reason=" LOG_Q, info->name,
         info->acceleration, info->version, info->reason);
     return 0;
+}
+
+/* What a sandbox may ask for: the configuration's limit, or the engine's. */
+static uint32_t memory_each(const struct daemon *d)
+{
+    uint32_t most = vm_engine_info(d->engine)->memory_max_mib;
+    uint32_t configured = (uint32_t)d->h->config.max_memory_mib;
+    return configured < most ? configured : most;
 }
 
 static int open_golden(struct daemon *d, const char *pool_path, struct error *err)
@@ -191,7 +202,7 @@ static int open_sandboxes(struct daemon *d, struct error *err)
         .default_memory_mib = (uint32_t)c->default_memory_mib,
         .default_disk_mib = (uint32_t)c->default_disk_mib,
         .max_vcpus = (uint32_t)c->max_vcpus,
-        .max_memory_mib_each = (uint32_t)c->max_memory_mib,
+        .max_memory_mib_each = memory_each(d),
         .max_disk_mib = (uint32_t)c->max_disk_mib,
         .retention_s = (unsigned)c->retention_s,
     };

@@ -38,6 +38,7 @@ struct vm {
     enum vm_state state;
     pid_t pid;
     char agent_socket[200];
+    uint32_t agent_port;
 
     enum vm_op op; /* in flight */
     vm_done done;
@@ -92,6 +93,24 @@ uint64_t vm_cpu_features(void);
  * counter, which is the host's: the guest's kernel took its rate for granted when it booted. */
 #define VM_CPU_TSC "tsc"
 void vm_cpu_word(bool kvm, char to[17]);
+
+/* started.c. The last line that is not empty of what a VMM has printed. */
+void vm_last_words(const char *path, char *to, size_t size);
+
+/* The version behind the words `before` in what `program --version` prints. ERROR_NOT_FOUND: there is no such
+ * program; ERROR_UNAVAILABLE: it tells none. */
+int vm_program_version(const char *program, const char *before, char *to, size_t size, struct error *err);
+
+/* Whether the VMM found or started is of this kind; ERROR_INCOMPATIBLE. */
+int vm_check_kind(const struct broker_vmm_info *info, enum broker_vmm_kind kind, struct error *err);
+
+/* The request that starts this VM; points into vm. */
+void vm_broker_spec(const struct vm *vm, enum broker_vmm_kind kind, struct broker_vmm *ret);
+
+/* firecracker_engine.c. program: its path. ERROR_UNSUPPORTED without KVM or with a version that is too old,
+ * ERROR_NOT_FOUND when there is none: each says what to do. */
+int vm_firecracker_create(struct loop *l, struct broker *b, bool kvm_works, const char *kvm_why,
+                          const char *program, struct vm_engine **ret, struct error *err);
 
 /* qemu.c */
 int vm_qemu_create(struct loop *l, struct broker *b, bool kvm_works, const char *kvm_why,

@@ -55,28 +55,6 @@ static void finish_op(struct vm *vm, const struct error *err)
 
 /* --- the end of the process --- */
 
-/* The last non-empty line of the VMM's own output. */
-static void read_log(const char *path, char *to, size_t size)
-{
-    char text[2049];
-    AUTO_CLOSE int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-    if (fd < 0)
-        return;
-    off_t end = lseek(fd, 0, SEEK_END);
-    off_t from = end > (off_t)sizeof(text) - 1 ? end - (off_t)sizeof(text) + 1 : 0;
-    ssize_t n = end > 0 ? pread(fd, text, sizeof(text) - 1, from) : 0;
-    while (n > 0 && (text[n - 1] == '\n' || text[n - 1] == '\r' || text[n - 1] == ' '))
-        n--;
-    if (n <= 0)
-        return;
-    text[n] = '\0';
-    const char *line = strrchr(text, '\n');
-    (void)str_copy(to, size, line ? line + 1 : text);
-    for (char *p = to; *p; p++)
-        if ((unsigned char)*p < 0x20 || (unsigned char)*p >= 0x7f)
-            *p = '?';
-}
-
 static void on_process_end(struct loop_fd *w, uint32_t events)
 {
     struct vm *vm = w->arg;
@@ -87,7 +65,7 @@ static void on_process_end(struct loop_fd *w, uint32_t events)
     loop_fd_stop(&q->pid_watch);
     loop_timer_stop(&q->timer);
     qmp_destroy(TAKE(q->qmp));
-    read_log(q->log_path, line, sizeof(line));
+    vm_last_words(q->log_path, line, sizeof(line));
     if (q->last_words[0])
         (void)str_copy(why, sizeof(why), q->last_words);
     else if (line[0])
@@ -449,9 +427,7 @@ static int watch_process(struct vm *vm, const struct broker_vmm_info *info, stru
     q->pidfd = info->pidfd;
     vm->pid = info->pid;
     (void)str_copy(vm->agent_socket, sizeof(vm->agent_socket), info->agent_socket);
-    const char *slash = strrchr(info->qmp_socket, '/');
-    int dir_len = slash ? (int)(slash - info->qmp_socket) : 0;
-    (void)snprintf(q->log_path, sizeof(q->log_path), "%.*s/vmm.log", dir_len, info->qmp_socket);
+    (void)str_copy(q->log_path, sizeof(q->log_path), info->log);
     int rc = loop_fd_start(vm->engine->loop, &q->pid_watch, q->pidfd, EPOLLIN, on_process_end, vm, err);
     if (rc < 0)
         return rc;
@@ -464,7 +440,9 @@ static void on_started(void *arg, const struct error *err, const struct broker_v
     struct vm *vm = s->vm;
     bool kill = s->kill;
     free(s);
-    if (!vm) { /* destroyed meanwhile; the VMM stays, as with any vm_destroy */
+    if (!err && info->run_fd >= 0)
+        (void)close(info->run_fd); /* its sockets are reached by their paths */
+    if (!vm) {                     /* destroyed meanwhile; the VMM stays, as with any vm_destroy */
         if (!err && info->pidfd >= 0)
             (void)close(info->pidfd);
         return;
@@ -476,7 +454,9 @@ static void on_started(void *arg, const struct error *err, const struct broker_v
         return;
     }
     struct error failure = ERROR_INIT;
-    if (watch_process(vm, info, &failure) < 0) {
+    if (vm_check_kind(info, BROKER_VMM_QEMU, &failure) < 0 || watch_process(vm, info, &failure) < 0) {
+        if (q->pidfd < 0)
+            (void)close(info->pidfd);
         start_failed(vm, &failure);
         return;
     }
@@ -510,34 +490,12 @@ static bool prepare_start(struct vm *vm, vm_done done, void *arg)
     return true;
 }
 
-static enum broker_boot broker_boot_of(enum vm_boot boot)
-{
-    switch (boot) {
-    case VM_BOOT_GOLDEN:
-        return BROKER_BOOT_GOLDEN;
-    case VM_BOOT_RESTORE:
-        return BROKER_BOOT_RESTORE;
-    case VM_BOOT_SNAPSHOT:
-        return BROKER_BOOT_SNAPSHOT;
-    default:
-        return BROKER_BOOT_COLD;
-    }
-}
-
 static void op_launch(struct vm *vm, vm_done done, void *arg)
 {
     if (!prepare_start(vm, done, arg))
         return;
-    const struct vm_spec *spec = &vm->spec;
-    bool golden = spec->boot == VM_BOOT_GOLDEN || spec->boot == VM_BOOT_RESTORE;
-    struct broker_vmm vmm = {.sandbox_id = spec->sandbox_id,
-                             .boot = broker_boot_of(spec->boot),
-                             .golden_key = golden ? spec->golden_key : NULL,
-                             .snapshot_id = spec->boot == VM_BOOT_SNAPSHOT ? spec->snapshot_id : NULL,
-                             .platform = spec->platform,
-                             .kvm = vm->engine->kvm,
-                             .vcpus = spec->shape.vcpus,
-                             .memory_mib = spec->shape.memory_mib};
+    struct broker_vmm vmm;
+    vm_broker_spec(vm, BROKER_VMM_QEMU, &vmm);
     broker_vmm_start(vm->engine->broker, &vmm, on_started, ((struct qemu *)vm->priv)->start);
 }
 

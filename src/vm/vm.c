@@ -263,7 +263,7 @@ static int check_spec(const struct vm_spec *spec, struct error *err)
     if (s->vcpus < 1 || s->vcpus > 8)
         return error_field(err, ERROR_INVALID, "resources.vcpus", "vcpus is %u; 1 to 8 are possible",
                            s->vcpus);
-    if (s->memory_mib < 64 || s->memory_mib > 65536)
+    if (s->memory_mib < 64 || s->memory_mib > VM_MEMORY_MIB_MAX)
         return error_field(err, ERROR_INVALID, "resources.memory_mib",
                            "memory_mib is %u; 64 to 65536 are possible", s->memory_mib);
     if ((spec->boot == VM_BOOT_GOLDEN || spec->boot == VM_BOOT_RESTORE) && !spec->golden_key[0])
@@ -332,6 +332,11 @@ const char *vm_agent_socket(const struct vm *vm)
     return vm->agent_socket;
 }
 
+uint32_t vm_agent_port(const struct vm *vm)
+{
+    return vm->agent_port;
+}
+
 /* --- the engine table --- */
 
 int vm_engine_new(struct loop *l, struct broker *b, const struct vm_engine_ops *table, struct vm_engine **ret,
@@ -343,22 +348,38 @@ int vm_engine_new(struct loop *l, struct broker *b, const struct vm_engine_ops *
     e->loop = l;
     e->broker = b;
     e->ops = table;
-    e->info = (struct vm_engine_info){
-        .name = table->name, .acceleration = "none", .version = e->version, .reason = e->reason};
+    e->info = (struct vm_engine_info){.name = table->name,
+                                      .acceleration = "none",
+                                      .version = e->version,
+                                      .reason = e->reason,
+                                      .memory_max_mib = VM_MEMORY_MIB_MAX};
     *ret = e;
     return 0;
 }
 
-int vm_engine_create(struct loop *l, struct broker *b, enum vm_engine_choice choice, bool kvm_works,
-                     const char *kvm_why, struct vm_engine **ret, struct error *err)
+/* Firecracker where it can be used; else QEMU, and why. */
+static int create_best(struct loop *l, struct broker *b, const struct vm_engine_config *c,
+                       struct vm_engine **ret, struct error *err)
 {
-    switch (choice) {
+    struct error why = ERROR_INIT;
+    if (c->kvm_works && *c->firecracker &&
+        vm_firecracker_create(l, b, true, c->kvm_why, c->firecracker, ret, &why) == 0)
+        return 0;
+    if (why.code)
+        LOG(LOG_WARN, "firecracker is not used", "reason=" LOG_Q, why.message);
+    return vm_qemu_create(l, b, c->kvm_works, c->kvm_why, ret, err);
+}
+
+int vm_engine_create(struct loop *l, struct broker *b, const struct vm_engine_config *c,
+                     struct vm_engine **ret, struct error *err)
+{
+    switch (c->choice) {
     case VM_ENGINE_AUTO:
+        return create_best(l, b, c, ret, err);
     case VM_ENGINE_QEMU:
-        return vm_qemu_create(l, b, kvm_works, kvm_why, ret, err);
+        return vm_qemu_create(l, b, c->kvm_works, c->kvm_why, ret, err);
     case VM_ENGINE_FIRECRACKER:
-        return error_set(err, ERROR_UNSUPPORTED,
-                         "this release has no firecracker engine; use --engine auto or qemu");
+        return vm_firecracker_create(l, b, c->kvm_works, c->kvm_why, c->firecracker, ret, err);
     default:
         return error_set(err, ERROR_UNSUPPORTED, "this engine exists in tests only");
     }

@@ -1,7 +1,7 @@
 /* Virtual machines and the engine table.
  *
- * An engine is a table of operations over one kind of VMM. Two exist: `qemu` (microvm machine; KVM where
- * it works, else TCG) and, in unit tests, `fake`. A `struct vm` is one VMM process: its control
+ * An engine is a table of operations over one kind of VMM: `qemu` (microvm machine; KVM where it works, else
+ * TCG), `firecracker` (KVM) and, in unit tests, `fake`. A `struct vm` is one VMM process: its control
  * connection, its pidfd and its state. It knows nothing of sandboxes' lives: src/sandbox drives it.
  * Calls with `done` answer exactly once, later, never from inside the call; after vm_destroy nothing
  * calls back. All on the loop's thread. */
@@ -47,7 +47,7 @@ typedef void (*vm_done)(void *arg, const struct error *err);
 typedef void (*vm_console_done)(void *arg, const struct error *err, const char *text);
 
 struct vm_engine_ops {
-    const char *name; /* "qemu" */
+    const char *name; /* "qemu", "firecracker" */
     /* Starts the VMM. done: the control channel answers; for RESTORE and SNAPSHOT it waits for vm_load, else
      * the guest is booting. */
     void (*launch)(struct vm *vm, vm_done done, void *arg);
@@ -59,7 +59,8 @@ struct vm_engine_ops {
     /* Starts / stops the vCPUs; memory stays resident. Repeating is success. After a load from a snapshot,
      * and after the adoption of a stopped VM, resume empties the agent's port of what was meant for an
      * earlier host, if nobody is connected. Who connected before may not be heard until he connects again,
-     * which src/guest does when it is not answered. */
+     * which src/guest does when it is not answered. Where the agent has a vsock port (vm_agent_port) a
+     * connection never outlives a pause. */
     void (*resume)(struct vm *vm, vm_done done, void *arg);
     void (*pause)(struct vm *vm, vm_done done, void *arg);
     /* GOLDEN: writes device state to state_fd, vCPUs stopped; then ends the VMM. */
@@ -75,19 +76,38 @@ struct vm_engine_ops {
 };
 
 struct vm_engine_info {
-    const char *name;         /* "qemu" */
+    const char *name;         /* "qemu", "firecracker" */
     const char *acceleration; /* "kvm" or "tcg" */
     const char *version;      /* of the VMM, "7.2.22" */
     const char *reason;       /* why auto chose this, one line for people */
+    uint32_t memory_max_mib;  /* most a VM can have */
 };
+
+#define VM_MEMORY_MIB_MAX 65536
+#define VM_FIRECRACKER_MEMORY_MIB 3072
 
 enum vm_engine_choice { VM_ENGINE_AUTO, VM_ENGINE_QEMU, VM_ENGINE_FIRECRACKER, VM_ENGINE_FAKE };
 
-/* Sets up the engine. AUTO and QEMU: KVM if a real probe guest ran on it, else TCG. FIRECRACKER:
- * ERROR_UNSUPPORTED in this release. kvm_works is the probe's result (see vm/kvm_probe.h), run as root
- * before privileges are dropped; kvm_why explains it. */
-int vm_engine_create(struct loop *l, struct broker *b, enum vm_engine_choice choice, bool kvm_works,
-                     const char *kvm_why, struct vm_engine **ret, struct error *err);
+struct vm_engine_config {
+    enum vm_engine_choice choice;
+    bool kvm_works; /* the probe's result (see vm/kvm_probe.h), run as root before privileges are dropped */
+    const char *kvm_why;     /* explains it */
+    const char *firecracker; /* its program (vm_firecracker_find); "": none */
+};
+
+/* Sets up the engine. QEMU: with KVM if a real probe guest ran on it, else TCG. FIRECRACKER:
+ * ERROR_UNSUPPORTED or ERROR_NOT_FOUND where it cannot be used, with what to do. AUTO: Firecracker where it
+ * can be used, else QEMU. */
+int vm_engine_create(struct loop *l, struct broker *b, const struct vm_engine_config *config,
+                     struct vm_engine **ret, struct error *err);
+
+/* Finds Firecracker's program: what is configured (a path), else in PATH and where programs are. Writes its
+ * real path, or "" when there is none. */
+void vm_firecracker_find(const char *configured, char *to, size_t size);
+
+/* The version a Firecracker tells ("1.16.1"). ERROR_UNAVAILABLE when it tells none, ERROR_UNSUPPORTED when it
+ * is too old. Waits for the program, a few milliseconds. */
+int vm_firecracker_version(const char *program, char *to, size_t size, struct error *err);
 void vm_engine_destroy(struct vm_engine *e); /* after all its VMs; NULL is accepted */
 const struct vm_engine_info *vm_engine_info(const struct vm_engine *e);
 
@@ -133,4 +153,7 @@ void vm_console(struct vm *vm, vm_console_done done, void *arg);
 
 pid_t vm_pid(const struct vm *vm);                /* 0 before launch or after exit */
 bool vm_is_running(const struct vm *vm);          /* vCPUs are running, as far as known */
-const char *vm_agent_socket(const struct vm *vm); /* path, "" before launch */
+const char *vm_agent_socket(const struct vm *vm); /* path, "" before launch; good as long as the VM */
+
+/* 0: the socket is the agent's. Else the VMM's, to ask there for this vsock port of the guest. */
+uint32_t vm_agent_port(const struct vm *vm);

@@ -61,7 +61,7 @@ static inline void real_open(struct real *r)
     int fd = -1;
     r->gone = false;
     assert_ok(privd_lease_acquire(r->dir, &r->lease, &err), &err);
-    assert_ok(server_start(r->dir, r->pool_mib, &r->lease, &fd, &err), &err);
+    assert_ok(server_start(r->dir, r->pool_mib, "", &r->lease, &fd, &err), &err);
     assert_ok(loop_create(&r->loop, &err), &err);
     assert_ok(broker_create(r->loop, fd, real_gone, r, &r->broker, &err), &err);
 }

@@ -112,7 +112,7 @@ static void assert_untouched(void)
 static void open_channel(void)
 {
     struct error err = ERROR_INIT;
-    assert_ok(server_start(target.dir, 0, &target.lease, &channel, &err), &err);
+    assert_ok(server_start(target.dir, 0, "", &target.lease, &channel, &err), &err);
 }
 
 static void close_channel(void)

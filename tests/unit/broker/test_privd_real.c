@@ -468,7 +468,7 @@ static void test_malformed_requests(void **state)
     struct error err = ERROR_INIT;
     int fd = -1;
     real_close(&real);
-    assert_ok(server_start(real.dir, 0, &real.lease, &fd, &err), &err);
+    assert_ok(server_start(real.dir, 0, "", &real.lease, &fd, &err), &err);
     AUTO_CLOSE int channel = fd;
     AUTO_FREE struct request *q = calloc(1, sizeof(*q));
     AUTO_FREE struct reply *r = calloc(1, sizeof(*r));

@@ -237,9 +237,8 @@ static void make_golden(struct world *w, unsigned warm)
     (void)str_copy(w->pool_path, sizeof(w->pool_path), a.info.pool_path);
     struct image_config ic = {.agent = SPACE_AGENT, .state_dir = w->real.dir};
     assert_ok(image_build(&ic, &info, &err), &err);
-    assert_ok(
-        vm_engine_create(w->real.loop, w->real.broker, VM_ENGINE_AUTO, false, "not tried", &w->engine, &err),
-        &err);
+    const struct vm_engine_config config = {.kvm_why = "not tried", .firecracker = ""};
+    assert_ok(vm_engine_create(w->real.loop, w->real.broker, &config, &w->engine, &err), &err);
     struct golden_config gc = {.warm_per_golden = warm, .warm_total = 8, .pool_path = w->pool_path};
     (void)str_copy(gc.platform, sizeof(gc.platform), info.digest);
     assert_ok(golden_create(w->real.loop, w->real.broker, w->engine, &gc, &w->golden, &err), &err);

@@ -967,6 +967,12 @@ bool vm_is_running(const struct vm *vm)
     return vm->machine && vm->machine->m.running;
 }
 
+uint32_t vm_agent_port(const struct vm *vm)
+{
+    (void)vm;
+    return 0;
+}
+
 const char *vm_agent_socket(const struct vm *vm)
 {
     return vm->socket;

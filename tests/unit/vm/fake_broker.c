@@ -45,6 +45,7 @@ struct broker {
     char last_id[ID_SIZE], last_snapshot[ID_SIZE], last_key[BROKER_KEY_SIZE],
         last_platform[BROKER_DIGEST_SIZE];
     struct broker_vmm_info info;
+    char run_dir[200]; /* "": none goes with the answer */
     void (*kill_fn)(void *);
     void *kill_arg;
 };
@@ -108,6 +109,8 @@ static void on_answer(void *arg)
     } else {
         if (!r.fail)
             info.pidfd = info.pidfd >= 0 ? fcntl(info.pidfd, F_DUPFD_CLOEXEC, 3) : -1;
+        if (!r.fail && r.b->run_dir[0])
+            info.run_fd = open(r.b->run_dir, O_PATH | O_DIRECTORY | O_CLOEXEC);
         r.vmm(r.arg, r.fail ? &err : NULL, r.fail ? NULL : &info);
     }
 }
@@ -148,6 +151,7 @@ struct broker *fake_broker_create(struct loop *l, const char *pool_path)
         abort();
     b->l = l;
     b->info.pidfd = -1;
+    b->info.run_fd = -1;
     (void)str_copy(b->pool_path, sizeof(b->pool_path), pool_path);
     return b;
 }
@@ -220,6 +224,20 @@ void fake_broker_vmm(struct broker *b, const char *qmp_socket, const char *agent
 {
     (void)str_copy(b->info.qmp_socket, sizeof(b->info.qmp_socket), qmp_socket);
     (void)str_copy(b->info.agent_socket, sizeof(b->info.agent_socket), agent_socket);
+    const char *slash = strrchr(qmp_socket, '/');
+    (void)snprintf(b->info.log, sizeof(b->info.log), "%.*s/vmm.log", slash ? (int)(slash - qmp_socket) : 0,
+                   qmp_socket);
+    b->info.pid = 4711;
+    b->info.pidfd = pidfd;
+    b->kill_fn = kill_fn;
+    b->kill_arg = arg;
+}
+
+void fake_broker_firecracker(struct broker *b, const char *dir, int pidfd, void (*kill_fn)(void *), void *arg)
+{
+    (void)str_copy(b->run_dir, sizeof(b->run_dir), dir);
+    (void)snprintf(b->info.log, sizeof(b->info.log), "%s/vmm.log", dir);
+    b->info.kind = BROKER_VMM_FIRECRACKER;
     b->info.pid = 4711;
     b->info.pidfd = pidfd;
     b->kill_fn = kill_fn;
@@ -266,6 +284,13 @@ void broker_golden_begin(struct broker *b, const char *key, const char *id, uint
     int fd = open(path, O_CREAT | O_RDWR | O_CLOEXEC, 0600);
     if (fd >= 0)
         (void)close(fd);
+}
+
+void broker_golden_capture(struct broker *b, const char *key, const char *id, broker_done done, void *arg)
+{
+    (void)key;
+    (void)id;
+    (void)plain(b, "golden_capture", done, arg);
 }
 
 void broker_golden_seal(struct broker *b, const char *key, const char *id, broker_done done, void *arg)

@@ -24,4 +24,7 @@ bool fake_broker_has_sandbox(const struct broker *b, const char *id);
 /* What broker_vmm_start answers with. pidfd is duplicated for each call. kill_fn runs for broker_vmm_kill. */
 void fake_broker_vmm(struct broker *b, const char *qmp_socket, const char *agent_socket, int pidfd,
                      void (*kill_fn)(void *arg), void *arg);
+/* The same of a Firecracker whose directory this is. */
+void fake_broker_firecracker(struct broker *b, const char *dir, int pidfd, void (*kill_fn)(void *arg),
+                             void *arg);
 const struct broker_vmm *fake_broker_last_vmm(const struct broker *b);

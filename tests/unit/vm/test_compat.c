@@ -146,7 +146,9 @@ static void test_engines_tell_what_state_depends_on(void **state)
     vm_engine_destroy(e);
     struct vm_compat with[2];
     for (int kvm = 0; kvm < 2; kvm++) {
-        int rc = vm_engine_create(l, NULL, VM_ENGINE_QEMU, kvm, "", &e, &err);
+        const struct vm_engine_config config = {
+            .choice = VM_ENGINE_QEMU, .kvm_works = kvm, .kvm_why = "", .firecracker = ""};
+        int rc = vm_engine_create(l, NULL, &config, &e, &err);
         if (rc == ERROR_NOT_FOUND) { /* no QEMU here */
             loop_destroy(l);
             skip();

@@ -308,8 +308,9 @@ static int setup(void **state)
     (void)str_copy(w->digest, sizeof(w->digest), info.digest);
     assert_ok(loop_create(&w->loop, &err), &err);
     w->broker = fake_broker_create(w->loop, w->dir);
-    assert_ok(vm_engine_create(w->loop, w->broker, VM_ENGINE_QEMU, false, "not tried", &w->engine, &err),
-              &err);
+    const struct vm_engine_config config = {
+        .choice = VM_ENGINE_QEMU, .kvm_why = "not tried", .firecracker = ""};
+    assert_ok(vm_engine_create(w->loop, w->broker, &config, &w->engine, &err), &err);
     *state = w;
     return 0;
 }

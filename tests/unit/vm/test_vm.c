@@ -362,10 +362,14 @@ static void test_choices_that_do_not_exist(void **state)
     struct fixture *f = *state;
     struct vm_engine *e = NULL;
     struct error err = ERROR_INIT;
-    assert_int_equal(vm_engine_create(f->loop, f->broker, VM_ENGINE_FIRECRACKER, false, "no", &e, &err),
-                     ERROR_UNSUPPORTED);
-    assert_int_equal(vm_engine_create(f->loop, f->broker, VM_ENGINE_FAKE, false, "no", &e, &err),
-                     ERROR_UNSUPPORTED);
+    struct vm_engine_config config = {.choice = VM_ENGINE_FIRECRACKER, .kvm_why = "no", .firecracker = ""};
+    assert_int_equal(vm_engine_create(f->loop, f->broker, &config, &e, &err), ERROR_UNSUPPORTED);
+    assert_non_null(strstr(err.message, "needs KVM: no"));
+    config.kvm_works = true;
+    assert_int_equal(vm_engine_create(f->loop, f->broker, &config, &e, &err), ERROR_NOT_FOUND);
+    assert_non_null(strstr(err.message, "firecracker = PATH"));
+    config.choice = VM_ENGINE_FAKE;
+    assert_int_equal(vm_engine_create(f->loop, f->broker, &config, &e, &err), ERROR_UNSUPPORTED);
     assert_null(e);
 }
 
@@ -381,8 +385,8 @@ static void on_kill(void *arg)
 static bool have_qemu(struct fixture *f)
 {
     struct error err = ERROR_INIT;
-    int rc =
-        vm_engine_create(f->loop, f->broker, VM_ENGINE_AUTO, false, "there is no /dev/kvm", &f->engine, &err);
+    const struct vm_engine_config config = {.kvm_why = "there is no /dev/kvm", .firecracker = ""};
+    int rc = vm_engine_create(f->loop, f->broker, &config, &f->engine, &err);
     if (rc == ERROR_NOT_FOUND)
         skip(); /* the engine asks the installed QEMU for its version */
     assert_ok(rc, &err);
@@ -418,8 +422,9 @@ static void test_qemu_engine_tells_about_itself(void **state)
     assert_int_equal(strlen(layout), 8);
     vm_engine_destroy(f->engine);
     f->engine = NULL;
-    assert_int_equal(
-        vm_engine_create(f->loop, f->broker, VM_ENGINE_QEMU, true, "a guest ran", &f->engine, NULL), 0);
+    const struct vm_engine_config config = {
+        .choice = VM_ENGINE_QEMU, .kvm_works = true, .kvm_why = "a guest ran", .firecracker = ""};
+    assert_int_equal(vm_engine_create(f->loop, f->broker, &config, &f->engine, NULL), 0);
     assert_string_equal(vm_engine_info(f->engine)->acceleration, "kvm");
     assert_string_not_equal(vm_engine_layout(f->engine), layout);
 }

@@ -1,0 +1,551 @@
+/* The Firecracker engine: drives one VMM process per VM through the broker (start, memory, end) and the VMM's
+ * control interface (all else).
+ *
+ * Two things are not as its interface has them. Device state is asked for with a place for the memory that
+ * cannot be written: the state comes first, and the memory is taken from outside, as with every engine. And
+ * before a VM that was paused runs again it is asked for its device state once more, though nobody wants it:
+ * only that tells the guest to give up its connections, and without it the guest's socket device answers
+ * nobody from then on. */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/cleanup.h"
+#include "base/log.h"
+#include "base/str.h"
+#include "proto/proto.h"
+#include "vm/firecracker.h"
+
+#define UP_TIMEOUT_MS 30000 /* a loaded host */
+#define CALL_TIMEOUT_MS 20000
+#define LOAD_TIMEOUT_MS 60000
+#define EXIT_TIMEOUT_MS 10000
+#define API_SOCKET "api.sock"
+#define AGENT_SOCKET "agent.sock"
+
+enum step_kind {
+    STEP_END,
+    STEP_CALL,
+    STEP_VERSION, /* GET /version: it is up */
+    STEP_STATUS,  /* GET /: what it is doing */
+    STEP_DEVICES, /* ends in the one refusal that is expected */
+    STEP_TAKE,
+    STEP_MEMORY,
+    STEP_KILL
+};
+
+/* One step of an operation. */
+struct fc_step {
+    enum step_kind kind;
+    const char *method, *path;
+    json_t *(*body)(const struct vm *vm);
+};
+
+/* A broker request whose answer may come after the VM is destroyed. */
+struct fc_start {
+    struct vm *vm; /* NULL: destroyed meanwhile */
+    bool kill;     /* vm_kill was called before the answer */
+};
+
+#define VERSION                               \
+    {                                         \
+        STEP_VERSION, "GET", "/version", NULL \
+    }
+#define DEVICES                                                \
+    {                                                          \
+        STEP_DEVICES, "PUT", "/snapshot/create", fc_body_state \
+    }
+#define END                        \
+    {                              \
+        STEP_END, NULL, NULL, NULL \
+    }
+
+static const struct fc_step boot_steps[] = {
+    VERSION,
+    {STEP_CALL, "PUT", "/machine-config", fc_body_machine},
+    {STEP_CALL, "PUT", "/boot-source", fc_body_kernel},
+    {STEP_CALL, "PUT", "/drives/root", fc_body_disk},
+    {STEP_CALL, "PUT", "/vsock", fc_body_vsock},
+    {STEP_CALL, "PUT", "/entropy", fc_body_entropy},
+    {STEP_CALL, "PUT", "/actions", fc_body_start},
+    END,
+};
+static const struct fc_step wait_steps[] = {VERSION, END};
+static const struct fc_step adopt_steps[] = {VERSION, {STEP_STATUS, "GET", "/", NULL}, END};
+static const struct fc_step load_steps[] = {{STEP_CALL, "PUT", "/snapshot/load", fc_body_load}, END};
+static const struct fc_step pause_steps[] = {{STEP_CALL, "PATCH", "/vm", fc_body_pause}, END};
+static const struct fc_step resume_steps[] = {{STEP_CALL, "PATCH", "/vm", fc_body_resume}, END};
+static const struct fc_step reset_resume_steps[] = {
+    DEVICES, {STEP_CALL, "PATCH", "/vm", fc_body_resume}, END};
+static const struct fc_step devices_steps[] = {DEVICES, {STEP_TAKE, NULL, NULL, NULL}, END};
+static const struct fc_step save_steps[] = {
+    {STEP_CALL, "PATCH", "/vm", fc_body_pause},
+    DEVICES,
+    {STEP_TAKE, NULL, NULL, NULL},
+    {STEP_MEMORY, NULL, NULL, NULL},
+    {STEP_KILL, NULL, NULL, NULL},
+    END,
+};
+static const struct fc_step save_paused_steps[] = {
+    DEVICES, {STEP_TAKE, NULL, NULL, NULL}, {STEP_MEMORY, NULL, NULL, NULL}, {STEP_KILL, NULL, NULL, NULL},
+    END,
+};
+static const struct fc_step no_steps[] = {END};
+
+static void run_step(struct vm *vm);
+
+static void ignore_done(void *arg, const struct error *err)
+{
+    (void)arg;
+    if (err)
+        LOG(LOG_WARN, "cannot kill a VMM", "error=" LOG_Q, err->message);
+}
+
+static void finish_op(struct vm *vm, const struct error *err)
+{
+    struct fc *q = vm->priv;
+    vm_done done = q->done;
+    loop_timer_stop(&q->timer);
+    if (q->state_fd >= 0)
+        (void)close(TAKE_FD(q->state_fd));
+    q->step = NULL;
+    q->done = NULL;
+    done(q->done_arg, err);
+}
+
+static void next_step(struct vm *vm)
+{
+    struct fc *q = vm->priv;
+    q->step++;
+    run_step(vm);
+}
+
+/* --- the end of the process --- */
+
+static void on_process_end(struct loop_fd *w, uint32_t events)
+{
+    struct vm *vm = w->arg;
+    struct fc *q = vm->priv;
+    char why[sizeof(q->last_words)] = "";
+    char line[200] = "";
+    (void)events;
+    loop_fd_stop(&q->pid_watch);
+    loop_timer_stop(&q->timer);
+    fc_api_destroy(TAKE(q->api));
+    vm_last_words(q->log, line, sizeof(line));
+    if (q->last_words[0])
+        (void)str_copy(why, sizeof(why), q->last_words);
+    else if (strstr(line, "exit_code=0"))
+        (void)str_copy(why, sizeof(why), "the guest's kernel ended");
+    else if (line[0])
+        (void)snprintf(why, sizeof(why), "Firecracker: %s", line);
+    else
+        (void)str_copy(why, sizeof(why), "the VMM process was killed or crashed");
+    if (vm->state == VM_SAVED && q->done) {
+        bool destroyed = false;
+        vm->destroyed = &destroyed;
+        finish_op(vm, NULL);
+        if (destroyed)
+            return;
+        vm->destroyed = NULL;
+    }
+    vm_exited(vm, why);
+}
+
+static void end_process(struct vm *vm)
+{
+    struct fc *q = vm->priv;
+    if (q->start)
+        q->start->kill = true;
+    else
+        broker_vmm_kill(vm->engine->broker, vm->spec.sandbox_id, ignore_done, NULL);
+}
+
+static void op_kill(struct vm *vm)
+{
+    struct fc *q = vm->priv;
+    (void)str_copy(q->last_words, sizeof(q->last_words), "killed on request");
+    end_process(vm);
+}
+
+/* --- steps --- */
+
+/* The refusal that says: the device state is written, and there is no place for the memory. */
+static bool is_devices_only(const struct error *err)
+{
+    return err && err->code == ERROR_UNAVAILABLE && strstr(err->message, "memory backing file");
+}
+
+static int check_version(struct vm *vm, const json_t *body, struct error *err)
+{
+    struct fc *q = vm->priv;
+    const char *version = json_string_value(json_object_get(body, "firecracker_version"));
+    if (!version || !str_copy(q->version, sizeof(q->version), version))
+        return error_set(err, ERROR_PROTOCOL, "Firecracker did not tell its version");
+    if (vm->op == VM_OP_LAUNCH && strcmp(version, vm->engine->version) != 0)
+        return error_set(err, ERROR_CONFLICT,
+                         "Firecracker was replaced (%s, and %s when this server started): restart spaced",
+                         version, vm->engine->version);
+    return 0;
+}
+
+/* What a VMM that was started earlier is doing, from its own word for it. */
+static int take_status(struct vm *vm, const json_t *body, struct error *err)
+{
+    const char *state = json_string_value(json_object_get(body, "state"));
+    if (!state)
+        return error_set(err, ERROR_PROTOCOL, "Firecracker did not tell its state");
+    (void)vm_set_state(vm, strcmp(state, "Running") == 0  ? VM_RUNNING
+                           : strcmp(state, "Paused") == 0 ? VM_PAUSED
+                                                          : VM_WAITING);
+    return 0;
+}
+
+static void step_failed(struct vm *vm, const struct error *err)
+{
+    struct fc *q = vm->priv;
+    /* A VMM of our own that cannot be brought up is of no use to anyone. */
+    if (vm->op == VM_OP_LAUNCH) {
+        (void)str_copy(q->last_words, sizeof(q->last_words), err->message);
+        end_process(vm);
+    }
+    finish_op(vm, err);
+}
+
+static void on_reply(void *arg, const struct error *err, const json_t *body)
+{
+    struct vm *vm = arg;
+    struct fc *q = vm->priv;
+    struct error failure = ERROR_INIT;
+    if (!q->step)
+        return;
+    if (err && err->code == ERROR_GONE)
+        return; /* the end of the process answers the operation */
+    if (q->step->kind == STEP_DEVICES) {
+        if (is_devices_only(err)) {
+            q->reset_sent = true;
+            err = NULL;
+        } else if (!err) {
+            (void)error_set(&failure, ERROR_PROTOCOL,
+                            "Firecracker wrote memory where there is no place for it");
+        }
+    }
+    if (!err && q->step->kind == STEP_VERSION)
+        (void)check_version(vm, body, &failure);
+    if (!err && q->step->kind == STEP_STATUS)
+        (void)take_status(vm, body, &failure);
+    if (failure.code)
+        err = &failure;
+    if (err) {
+        step_failed(vm, err);
+        return;
+    }
+    if (vm->op == VM_OP_LOAD)
+        q->reset_sent = true; /* it is part of what was saved */
+    next_step(vm);
+}
+
+static void on_memory(void *arg, const struct error *err)
+{
+    struct fc_start *s = arg; /* the same shape: a VM that may be destroyed meanwhile */
+    struct vm *vm = s->vm;
+    bool kill = s->kill;
+    free(s);
+    if (!vm)
+        return;
+    struct fc *q = vm->priv;
+    q->start = NULL;
+    if (kill)
+        end_process(vm);
+    if (!q->step)
+        return;
+    if (err)
+        finish_op(vm, err);
+    else
+        next_step(vm);
+}
+
+/* The guest's memory into the golden's file, while the VMM still has it. */
+static void take_memory(struct vm *vm)
+{
+    struct fc *q = vm->priv;
+    struct fc_start *s = calloc(1, sizeof(*s));
+    if (!s) {
+        struct error err = ERROR_INIT;
+        (void)error_set(&err, ERROR_NO_MEMORY, "out of memory");
+        finish_op(vm, &err);
+        return;
+    }
+    s->vm = vm;
+    q->start = s;
+    broker_golden_capture(vm->engine->broker, vm->spec.golden_key, vm->spec.sandbox_id, on_memory, s);
+}
+
+static void on_end_timeout(struct loop_timer *t)
+{
+    end_process(t->arg); /* saved already: how it ends does not matter */
+}
+
+static unsigned timeout_of(const struct fc_step *s)
+{
+    if (s->kind == STEP_VERSION)
+        return UP_TIMEOUT_MS;
+    return s->body == fc_body_load || s->kind == STEP_DEVICES ? LOAD_TIMEOUT_MS : CALL_TIMEOUT_MS;
+}
+
+static void take_state(struct vm *vm)
+{
+    struct fc *q = vm->priv;
+    struct error err = ERROR_INIT;
+    if (fc_state_take(q->run_fd, q->state_fd, &err) < 0)
+        finish_op(vm, &err);
+    else
+        next_step(vm);
+}
+
+static void run_step(struct vm *vm)
+{
+    struct fc *q = vm->priv;
+    const struct fc_step *s = q->step;
+    switch (s->kind) {
+    case STEP_END:
+        if (vm->op == VM_OP_RESUME)
+            q->reset_sent = false;
+        finish_op(vm, NULL);
+        return;
+    case STEP_CALL:
+    case STEP_VERSION:
+    case STEP_STATUS:
+    case STEP_DEVICES:
+        fc_api_call(q->api, s->method, s->path, s->body ? s->body(vm) : NULL, timeout_of(s), on_reply, vm);
+        return;
+    case STEP_TAKE:
+        take_state(vm);
+        return;
+    case STEP_MEMORY:
+        take_memory(vm);
+        return;
+    case STEP_KILL:
+        (void)vm_set_state(vm, VM_SAVED);
+        loop_timer_start(&q->timer, EXIT_TIMEOUT_MS);
+        end_process(vm);
+        return;
+    }
+}
+
+static void run(struct vm *vm, const struct fc_step *steps, vm_done done, void *arg)
+{
+    struct fc *q = vm->priv;
+    q->done = done;
+    q->done_arg = arg;
+    q->step = steps;
+    if (!q->api) {
+        struct error err = ERROR_INIT;
+        (void)error_set(&err, ERROR_GONE, "the VMM's control interface is closed");
+        finish_op(vm, &err);
+        return;
+    }
+    run_step(vm);
+}
+
+/* --- operations --- */
+
+static bool keep_state_fd(struct vm *vm, int state_fd, vm_done done, void *arg)
+{
+    struct fc *q = vm->priv;
+    struct error err = ERROR_INIT;
+    q->state_fd = fcntl(state_fd, F_DUPFD_CLOEXEC, 3); /* its turn comes after this call */
+    if (q->state_fd >= 0)
+        return true;
+    (void)error_errno(&err, ERROR_INTERNAL, errno, "duplicate the state file's descriptor");
+    done(arg, &err);
+    return false;
+}
+
+static void op_load(struct vm *vm, int state_fd, vm_done done, void *arg)
+{
+    (void)state_fd; /* the broker has put that very file into the jail */
+    run(vm, load_steps, done, arg);
+}
+
+static void op_save(struct vm *vm, int state_fd, vm_done done, void *arg)
+{
+    if (keep_state_fd(vm, state_fd, done, arg))
+        run(vm, vm->state == VM_PAUSED ? save_paused_steps : save_steps, done, arg);
+}
+
+static void op_save_devices(struct vm *vm, int state_fd, vm_done done, void *arg)
+{
+    struct fc *q = vm->priv;
+    struct error err = ERROR_INIT;
+    if (strcmp(q->version, vm->engine->version) != 0) {
+        (void)error_set(
+            &err, ERROR_INCOMPATIBLE,
+            "its VMM is Firecracker %s, and this server would start it again with %s: stop and start "
+            "the sandbox first",
+            q->version, vm->engine->version);
+        done(arg, &err);
+        return;
+    }
+    if (keep_state_fd(vm, state_fd, done, arg))
+        run(vm, devices_steps, done, arg);
+}
+
+static void op_resume(struct vm *vm, vm_done done, void *arg)
+{
+    struct fc *q = vm->priv;
+    if (vm->state == VM_RUNNING)
+        run(vm, no_steps, done, arg);
+    else
+        run(vm, q->reset_sent ? resume_steps : reset_resume_steps, done, arg);
+}
+
+static void op_pause(struct vm *vm, vm_done done, void *arg)
+{
+    run(vm, vm->state == VM_PAUSED ? no_steps : pause_steps, done, arg);
+}
+
+/* --- start and adoption --- */
+
+static int watch_process(struct vm *vm, const struct broker_vmm_info *info, struct error *err)
+{
+    struct fc *q = vm->priv;
+    q->pidfd = info->pidfd;
+    q->run_fd = info->run_fd;
+    int rc = vm_check_kind(info, BROKER_VMM_FIRECRACKER, err);
+    if (rc < 0)
+        return rc;
+    vm->pid = info->pid;
+    vm->agent_port = PROTO_VSOCK_PORT;
+    (void)snprintf(vm->agent_socket, sizeof(vm->agent_socket), "/proc/self/fd/%d/" AGENT_SOCKET, q->run_fd);
+    (void)str_copy(q->log, sizeof(q->log), info->log);
+    rc = loop_fd_start(vm->engine->loop, &q->pid_watch, q->pidfd, EPOLLIN, on_process_end, vm, err);
+    return rc < 0 ? rc : fc_api_create(vm->engine->loop, q->run_fd, API_SOCKET, &q->api, err);
+}
+
+static void close_info(const struct broker_vmm_info *info)
+{
+    if (info->pidfd >= 0)
+        (void)close(info->pidfd);
+    if (info->run_fd >= 0)
+        (void)close(info->run_fd);
+}
+
+static const struct fc_step *first_steps(const struct vm *vm)
+{
+    if (vm->op == VM_OP_ADOPT)
+        return adopt_steps;
+    return vm->spec.boot == VM_BOOT_RESTORE || vm->spec.boot == VM_BOOT_SNAPSHOT ? wait_steps : boot_steps;
+}
+
+static void on_started(void *arg, const struct error *err, const struct broker_vmm_info *info)
+{
+    struct fc_start *s = arg;
+    struct vm *vm = s->vm;
+    bool kill = s->kill;
+    free(s);
+    if (!vm) { /* destroyed meanwhile; the VMM stays, as with any vm_destroy */
+        if (!err)
+            close_info(info);
+        return;
+    }
+    struct fc *q = vm->priv;
+    struct error failure = ERROR_INIT;
+    q->start = NULL;
+    if (err) {
+        finish_op(vm, err);
+        return;
+    }
+    if (watch_process(vm, info, &failure) < 0) {
+        step_failed(vm, &failure);
+        return;
+    }
+    if (kill)
+        end_process(vm);
+    q->step = first_steps(vm);
+    run_step(vm);
+}
+
+/* The private part and the request; false: out of memory, answered. */
+static bool prepare_start(struct vm *vm, vm_done done, void *arg)
+{
+    struct fc *q = calloc(1, sizeof(*q));
+    struct fc_start *s = calloc(1, sizeof(*s));
+    if (!q || !s) {
+        free(q);
+        free(s);
+        struct error err = ERROR_INIT;
+        (void)error_set(&err, ERROR_NO_MEMORY, "out of memory");
+        done(arg, &err);
+        return false;
+    }
+    s->vm = vm;
+    q->start = s;
+    q->pidfd = -1;
+    q->run_fd = -1;
+    q->state_fd = -1;
+    q->done = done;
+    q->done_arg = arg;
+    loop_timer_init(vm->engine->loop, &q->timer, on_end_timeout, vm);
+    vm->priv = q;
+    return true;
+}
+
+static void op_launch(struct vm *vm, vm_done done, void *arg)
+{
+    struct broker_vmm vmm;
+    struct error err = ERROR_INIT;
+    /* Beyond, it is in two pieces that nobody can tell apart from outside. */
+    if (vm->spec.shape.memory_mib > VM_FIRECRACKER_MEMORY_MIB) {
+        (void)error_field(&err, ERROR_UNSUPPORTED, "resources.memory_mib",
+                          "memory_mib is %u; the engine firecracker has %d at most",
+                          vm->spec.shape.memory_mib, VM_FIRECRACKER_MEMORY_MIB);
+        done(arg, &err);
+        return;
+    }
+    if (!prepare_start(vm, done, arg))
+        return;
+    vm_broker_spec(vm, BROKER_VMM_FIRECRACKER, &vmm);
+    broker_vmm_start(vm->engine->broker, &vmm, on_started, ((struct fc *)vm->priv)->start);
+}
+
+static void op_adopt(struct vm *vm, vm_done done, void *arg)
+{
+    if (prepare_start(vm, done, arg))
+        broker_vmm_adopt(vm->engine->broker, vm->spec.sandbox_id, on_started, ((struct fc *)vm->priv)->start);
+}
+
+static void op_destroy(struct vm *vm)
+{
+    struct fc *q = vm->priv;
+    if (!q)
+        return;
+    if (q->start)
+        q->start->vm = NULL;
+    fc_console_drop(vm);
+    loop_fd_stop(&q->pid_watch);
+    loop_timer_stop(&q->timer);
+    fc_api_destroy(q->api);
+    const int fds[] = {q->pidfd, q->run_fd, q->state_fd};
+    for (size_t i = 0; i < ARRAY_LEN(fds); i++)
+        if (fds[i] >= 0)
+            (void)close(fds[i]);
+    free(q->seen);
+    free(TAKE(vm->priv));
+}
+
+const struct vm_engine_ops vm_firecracker_ops = {
+    .name = "firecracker",
+    .launch = op_launch,
+    .adopt = op_adopt,
+    .load = op_load,
+    .resume = op_resume,
+    .pause = op_pause,
+    .save = op_save,
+    .save_devices = op_save_devices,
+    .console = fc_console,
+    .kill = op_kill,
+    .destroy = op_destroy,
+};
