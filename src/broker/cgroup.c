@@ -282,13 +282,35 @@ int cgroup_make(const struct cgroup_host *h, const struct record *r, const struc
     return 0;
 }
 
-int cgroup_attach(const struct record *r, pid_t pid, struct error *err)
+int cgroup_open(const struct cgroup_host *h, const struct record *r, int *ret_fd, struct error *err)
 {
-    char text[16];
-    (void)snprintf(text, sizeof(text), "%d", (int)pid);
+    *ret_fd = -1;
+    if (h->mode != CGROUP_V2 || r->cgroup_count == 0)
+        return 0;
+    *ret_fd = open(r->cgroups[0], O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (*ret_fd < 0)
+        return error_errno(err, ERROR_INTERNAL, errno, "open the cgroup %s", r->cgroups[0]);
+    return 0;
+}
+
+/* A thread that moves itself, alone, is let in at once (Linux 5.6); `tasks` is v1's file for that. */
+static int enter(const char *dir)
+{
+    static const char *const files[] = {"tasks", "cgroup.procs"};
+    char path[320];
+    AUTO_CLOSE int fd = -1;
+    for (size_t i = 0; i < ARRAY_LEN(files) && fd < 0; i++) {
+        (void)snprintf(path, sizeof(path), "%s/%s", dir, files[i]);
+        fd = open(path, O_WRONLY | O_CLOEXEC);
+    }
+    return fd >= 0 && write(fd, "0", 1) == 1 ? 0 : -1;
+}
+
+int cgroup_enter(const struct record *r)
+{
     for (unsigned i = 0; i < r->cgroup_count; i++)
-        if (!put(r->cgroups[i], "cgroup.procs", text))
-            return error_errno(err, ERROR_INTERNAL, errno, "enter the cgroup %s", r->cgroups[i]);
+        if (enter(r->cgroups[i]) < 0)
+            return -1;
     return 0;
 }
 

@@ -56,8 +56,11 @@ void cgroup_plan(const struct cgroup_host *h, struct record *r);
 int cgroup_make(const struct cgroup_host *h, const struct record *r, const struct cgroup_limits *l,
                 struct error *err);
 
-/* Moves a process in. */
-int cgroup_attach(const struct record *r, pid_t pid, struct error *err);
+/* A new process gets in without a wait; moving one that runs makes the kernel wait for all processors, for
+ * 10 to 50 ms. v2: *ret_fd is for the clone itself (jail_clone_into), else -1. v1: the process goes in by
+ * itself with cgroup_enter as its first act, between clone and exec: it allocates nothing; -1 with errno. */
+int cgroup_open(const struct cgroup_host *h, const struct record *r, int *ret_fd, struct error *err);
+int cgroup_enter(const struct record *r);
 
 /* Kills what still is inside and removes the directories of a record. Absent is success. */
 int cgroup_remove(const struct record *r, struct error *err);

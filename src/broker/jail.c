@@ -86,6 +86,13 @@ int jail_clone(uint64_t namespaces, const int *fds, unsigned fd_count,
                int (*fn)(void *arg, int gate_fd, struct jail_fail *fail), void *arg, struct jail_child *ret,
                struct error *err)
 {
+    return jail_clone_into(-1, namespaces, fds, fd_count, fn, arg, ret, err);
+}
+
+int jail_clone_into(int cgroup_fd, uint64_t namespaces, const int *fds, unsigned fd_count,
+                    int (*fn)(void *arg, int gate_fd, struct jail_fail *fail), void *arg,
+                    struct jail_child *ret, struct error *err)
+{
     const struct child child = {fds, fd_count, fn, arg};
     int gate[2];
     int error[2];
@@ -100,6 +107,10 @@ int jail_clone(uint64_t namespaces, const int *fds, unsigned fd_count,
     int pidfd = -1;
     struct clone_args args = {
         .flags = namespaces | CLONE_PIDFD, .pidfd = (uint64_t)(uintptr_t)&pidfd, .exit_signal = SIGCHLD};
+    if (cgroup_fd >= 0) {
+        args.flags |= CLONE_INTO_CGROUP;
+        args.cgroup = (uint64_t)cgroup_fd;
+    }
     pid_t pid = (pid_t)syscall(SYS_clone3, &args, sizeof(args));
     if (pid == 0) {
         /* The write end must not stay open here: the parent's death is this pipe's end of file. */

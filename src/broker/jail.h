@@ -43,6 +43,11 @@ int jail_clone(uint64_t namespaces, const int *fds, unsigned fd_count,
                int (*fn)(void *arg, int gate_fd, struct jail_fail *fail), void *arg, struct jail_child *ret,
                struct error *err);
 
+/* The same; the child begins in this v2 cgroup (-1: in the caller's). */
+int jail_clone_into(int cgroup_fd, uint64_t namespaces, const int *fds, unsigned fd_count,
+                    int (*fn)(void *arg, int gate_fd, struct jail_fail *fail), void *arg,
+                    struct jail_child *ret, struct error *err);
+
 /* In the child: waits for jail_release. */
 int jail_wait_gate(int gate_fd, struct jail_fail *fail);
 

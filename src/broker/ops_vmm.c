@@ -434,8 +434,13 @@ static int launch(struct start *s, struct jail_child *child)
     if (rc == 0)
         rc = cgroup_make(&p->cgroups, r, &limits, &j->err);
     fault_point("privd.vmm-start.cgroups");
+    AUTO_CLOSE int group = -1;
     if (rc == 0)
-        rc = jail_clone(NAMESPACES, s->spec.fds, s->spec.fd_count, vmm_child, &s->spec, child, &j->err);
+        rc = cgroup_open(&p->cgroups, r, &group, &j->err);
+    s->spec.cgroups = group < 0 ? r : NULL;
+    if (rc == 0)
+        rc = jail_clone_into(group, NAMESPACES, s->spec.fds, s->spec.fd_count, vmm_child, &s->spec, child,
+                             &j->err);
     if (rc < 0)
         return rc;
     fault_point("privd.vmm-start.cloned");
@@ -445,9 +450,6 @@ static int launch(struct start *s, struct jail_child *child)
     rc = r->vmm_start ? record_write(p->records_fd, r, &j->err)
                       : error_set(&j->err, ERROR_INTERNAL, "the VMM's start time cannot be read");
     fault_point("privd.vmm-start.named");
-    if (rc == 0)
-        rc = cgroup_attach(r, child->pid, &j->err);
-    fault_point("privd.vmm-start.attached");
     if (rc < 0)
         jail_abort(child);
     rc = rc < 0 ? rc : jail_release(child, &j->err);

@@ -5,9 +5,9 @@
 #include <sys/types.h>
 
 #include "base/error.h"
+#include "broker/filter.h"
 #include "broker/jail.h"
 #include "broker/privd.h"
-#include "broker/filter.h"
 
 /* Opens pool/sandboxes/<id>/run, or -1 with errno. */
 int vmm_open_run(const struct privd *p, const char *sandbox_id);
@@ -38,9 +38,10 @@ struct vmm_spec {
     char *const *argv;
     char *const *env;
     const struct jail_item *items;
-    const char *root_at; /* empty directory */
-    const char *program; /* path in the jail */
-    int fds[5];          /* stdin, stdout, stderr; QEMU: qmp, agent */
+    const char *root_at;          /* empty directory */
+    const struct record *cgroups; /* whose cgroups it enters by itself; NULL: it begins there, or has none */
+    const char *program;          /* path in the jail */
+    int fds[5];                   /* stdin, stdout, stderr; QEMU: qmp, agent */
     unsigned fd_count;
     mode_t umask;
     uint64_t file_size; /* largest file it may write */

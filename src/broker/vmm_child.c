@@ -18,14 +18,17 @@ static int prefer_for_oom(void)
     return fd >= 0 && write(fd, "500", 3) == 3 ? 0 : -1;
 }
 
-/* In this order: what needs /proc and root first (OOM score, mounts), then limits, then the uid and
- * capabilities, then the wait for the gate, and the filter last, when nothing is left to do but execute. */
+/* In this order: its cgroups, which all it does counts against; what needs /proc and root (OOM score,
+ * mounts), then limits, then the uid and capabilities, then the wait for the gate, and the filter last, when
+ * nothing is left to do but execute. */
 int vmm_child(void *arg, int gate_fd, struct jail_fail *fail)
 {
     const struct vmm_spec *s = arg;
     jail_reset_signals();
     (void)setsid();
     (void)umask(022); /* for the root's directories */
+    if (s->cgroups && cgroup_enter(s->cgroups) < 0)
+        return jail_failed(fail, "enter the", "cgroups");
     if (prefer_for_oom() < 0)
         return jail_failed(fail, "write", "oom_score_adj");
     if (jail_enter_root(s->root_at, s->items, fail) < 0)

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -12,6 +13,7 @@
 #include "base/fs.h"
 #include "base/str.h"
 #include "broker/cgroup.h"
+#include "broker/jail.h"
 #include "broker/record.h"
 
 struct place {
@@ -220,10 +222,11 @@ static void test_cgroup_cpu_ceiling(void **state)
     for (size_t i = 0; i < ARRAY_LEN(pids); i++) {
         pids[i] = fork();
         if (pids[i] == 0) {
+            if (cgroup_enter(&r) < 0)
+                _exit(1);
             for (volatile unsigned long n = 0;; n++)
                 ;
         }
-        assert_ok(cgroup_attach(&r, pids[i], &err), &err);
     }
     struct timespec before[2];
     struct timespec after[2];
@@ -250,6 +253,58 @@ static void test_cgroup_cpu_ceiling(void **state)
     cgroup_forget(&h);
 }
 
+static void assert_in_cgroups(const struct record *r, pid_t pid)
+{
+    AUTO_FREE char *path = str_printf("/proc/%d/cgroup", (int)pid);
+    AUTO_FREE char *text = NULL;
+    AUTO_FREE char *end = str_printf("/%s\n", r->id);
+    struct error err = ERROR_INIT;
+    size_t n;
+    unsigned found = 0;
+    assert_ok(fs_read_file(AT_FDCWD, path, 65536, &text, &n, &err), &err);
+    for (const char *at = text; (at = strstr(at, end)); at++)
+        found++;
+    assert_int_equal(found, r->cgroup_count);
+}
+
+static int wait_at_gate(void *arg, int gate_fd, struct jail_fail *fail)
+{
+    (void)arg;
+    return jail_wait_gate(gate_fd, fail);
+}
+
+/* A child that begins in a v2 cgroup; one without controllers will do. */
+static void test_clone_into(void **state)
+{
+    (void)state;
+    struct error err = ERROR_INIT;
+    if (geteuid() != 0)
+        skip();
+    AUTO_FREE char *dir = unit_mkdir();
+    struct record r = {.cgroup_count = 1};
+    id_new("sb", r.id);
+    if (mount("none", dir, "cgroup2", 0, NULL) < 0) {
+        (void)rmdir(dir);
+        skip();
+    }
+    (void)snprintf(r.cgroups[0], sizeof(r.cgroups[0]), "%.100s/%s", dir, r.id);
+    assert_int_equal(mkdir(r.cgroups[0], 0755), 0);
+    const struct cgroup_host host = {.mode = CGROUP_V2};
+    const struct cgroup_host old = {.mode = CGROUP_V1};
+    int fd;
+    assert_ok(cgroup_open(&old, &r, &fd, &err), &err);
+    assert_int_equal(fd, -1);
+    assert_ok(cgroup_open(&host, &r, &fd, &err), &err);
+    struct jail_child child = JAIL_CHILD_INIT;
+    assert_ok(jail_clone_into(fd, 0, NULL, 0, wait_at_gate, NULL, &child, &err), &err);
+    assert_in_cgroups(&r, child.pid);
+    jail_abort(&child);
+    (void)close(fd);
+    assert_int_equal(rmdir(r.cgroups[0]), 0);
+    assert_int_equal(umount(dir), 0);
+    assert_int_equal(rmdir(dir), 0);
+}
+
 static void test_cgroup_life(void **state)
 {
     (void)state;
@@ -272,11 +327,16 @@ static void test_cgroup_life(void **state)
     assert_int_equal(pipe2(fds, O_CLOEXEC), 0);
     pid_t pid = fork();
     if (pid == 0) {
-        char byte;
-        (void)close(fds[1]);
-        _exit((int)read(fds[0], &byte, 1));
+        char byte = 'x';
+        if (cgroup_enter(&r) < 0 || write(fds[1], &byte, 1) != 1)
+            _exit(1);
+        (void)pause();
+        _exit(0);
     }
-    assert_ok(cgroup_attach(&r, pid, &err), &err);
+    (void)close(fds[1]);
+    char byte;
+    assert_int_equal(read(fds[0], &byte, 1), 1);
+    assert_in_cgroups(&r, pid);
     (void)signal(SIGCHLD, SIG_IGN); /* nobody waits: the kernel reaps what cgroup_remove kills */
     assert_ok(cgroup_remove(&r, &err), &err);
     assert_ok(cgroup_remove(&r, &err), &err);
@@ -284,7 +344,6 @@ static void test_cgroup_life(void **state)
         assert_int_equal(access(r.cgroups[i], F_OK), -1);
     assert_int_equal(kill(pid, 0), -1);
     (void)close(fds[0]);
-    (void)close(fds[1]);
     cgroup_forget(&h);
     for (unsigned i = 0; i < h.count; i++)
         assert_int_equal(access(h.parents[i], F_OK), -1);
@@ -297,6 +356,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_a_torn_write_leaves_the_old, setup, teardown),
         cmocka_unit_test_setup_teardown(test_damaged_records, setup, teardown),
         cmocka_unit_test_setup_teardown(test_another_boot_has_no_vmm, setup, teardown),
+        cmocka_unit_test(test_clone_into),
         cmocka_unit_test(test_cgroup_cpu_ceiling),
         cmocka_unit_test(test_cgroup_life),
     };
