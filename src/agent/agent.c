@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,6 +25,7 @@
 
 #define EVENTS_MAX 64
 #define GRACE_MAX_MS 600000
+#define SOON_NS (CLOCK_NS_PER_MS / 4)
 
 void agent_watch(struct agent *a, struct watch *w, uint32_t events)
 {
@@ -259,6 +261,9 @@ static void on_port(struct watch *w, uint32_t events)
     struct agent *a = w->arg;
     if (events & (EPOLLIN | EPOLLHUP | EPOLLERR))
         link_read(&a->link);
+    /* Room is of no interest until a write finds none: each write would be followed by word of it. */
+    if (events & EPOLLOUT && !link_waits(&a->link))
+        agent_watch(a, w, w->events & ~(uint32_t)EPOLLOUT);
     /* A port stays when its host goes; a connection does not. */
     if (a->conn_fd >= 0 && (events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) && is_over(a->conn_fd))
         drop_connection(a);
@@ -348,15 +353,25 @@ static bool send_data(struct agent *a)
     return false;
 }
 
+/* Hands one message or frame to the link; false when there is none. */
+static bool give_one(struct agent *a)
+{
+    return a->link.up && (tell_all(a) || send_data(a));
+}
+
 static void pump(struct agent *a)
 {
+    bool more = true;
     while (link_write(&a->link)) {
-        if (!a->link.up || (!tell_all(a) && !send_data(a)))
-            break;
+        if (!more)
+            return;
+        more = give_one(a);
         /* Each write to the port interrupts the host: what is small goes together, as far as it is there. */
-        while (link_gathers(&a->link) && (tell_all(a) || send_data(a)))
-            ;
+        while (more && link_gathers(&a->link))
+            more = give_one(a);
     }
+    if (a->port_watch.events)
+        agent_watch(a, &a->port_watch, a->port_watch.events | EPOLLOUT);
 }
 
 static int64_t sooner(int64_t a, int64_t b)
@@ -395,12 +410,36 @@ static int wait_ms(const struct agent *a, int64_t next, int max_wait_ms)
     return (int)(ms > 3600000 ? 3600000 : ms);
 }
 
+/* Waits for events. Who asks one thing after the other over a connection asks again as soon as it has its
+ * answer; to a guest whose processor has gone to sleep meanwhile that costs more than the answer itself. So,
+ * as long as the last one came that soon, the processor is kept awake for a moment, for nothing but work that
+ * there is. */
+static int await(struct agent *a, struct epoll_event *events, int ms)
+{
+    bool answered = a->answered && a->asked == 0 && ms != 0;
+    int n = 0;
+    a->answered = false;
+    if (!answered)
+        return epoll_wait(a->epoll, events, EVENTS_MAX, ms);
+    int64_t soon = clock_mono_ns() + SOON_NS;
+    if (a->prompt) {
+        while ((n = epoll_wait(a->epoll, events, EVENTS_MAX, 0)) == 0 && clock_mono_ns() < soon)
+            (void)sched_yield();
+        a->prompt = n > 0;
+        return n ? n : epoll_wait(a->epoll, events, EVENTS_MAX, ms);
+    }
+    n = epoll_wait(a->epoll, events, EVENTS_MAX, ms);
+    a->prompt = n > 0 && clock_mono_ns() < soon;
+    return n;
+}
+
 void agent_turn(struct agent *a, int max_wait_ms)
 {
     struct epoll_event events[EVENTS_MAX];
     int64_t next = deadlines(a);
-    pump(a);
-    int n = epoll_wait(a->epoll, events, EVENTS_MAX, wait_ms(a, next, max_wait_ms));
+    if (a->tell || link_waits(&a->link))
+        pump(a);
+    int n = await(a, events, wait_ms(a, next, max_wait_ms));
     for (int i = 0; i < n; i++) {
         struct watch *w = events[i].data.ptr;
         if (w->events) /* not stopped by one before it */

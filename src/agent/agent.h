@@ -49,14 +49,17 @@ struct agent_identity {
 };
 
 struct agent {
-    int epoll;    /* owned */
-    int signals;  /* owned: signalfd of SIGCHLD */
-    int null;     /* owned: /dev/null, kept from before the guest could touch /dev */
-    int random;   /* owned: /dev/urandom, likewise */
-    int ptmx_dir; /* owned: the devpts mount */
-    bool init;    /* this is PID 1 of a VM */
-    bool tell;    /* some process or file has something to tell: look through them */
-    bool untidy;  /* put-off work waits for a quiet moment */
+    int epoll;      /* owned */
+    int signals;    /* owned: signalfd of SIGCHLD */
+    int null;       /* owned: /dev/null, kept from before the guest could touch /dev */
+    int random;     /* owned: /dev/urandom, likewise */
+    int ptmx_dir;   /* owned: the devpts mount */
+    bool init;      /* this is PID 1 of a VM */
+    bool tell;      /* some process or file has something to tell: look through them */
+    bool untidy;    /* put-off work waits for a quiet moment */
+    unsigned asked; /* connections on which something has been asked and nothing answered since */
+    bool answered;  /* one has been answered in this turn */
+    bool prompt;    /* the last time, what was to come next came soon */
     bool stopping;
     int64_t stop_at; /* monotonic ns: KILL and power off */
     struct agent_identity identity;

@@ -36,6 +36,15 @@ void conn_free_dead(struct agent *a)
     }
 }
 
+static void set_asked(struct conn *c, bool asked)
+{
+    struct agent *a = c->agent;
+    if (c->asked == asked)
+        return;
+    c->asked = asked;
+    a->asked += asked ? 1u : -1u;
+}
+
 static bool is_over(const struct conn *c)
 {
     return c->in.fd < 0 && c->out.fd < 0;
@@ -113,6 +122,7 @@ static void release(struct conn *c, bool reset)
     c->next = a->dead_conns;
     a->dead_conns = c;
     a->conn_count--;
+    set_asked(c, false);
     close_socket(c, reset);
     if (c->out.ring)
         link_unpin(&a->link, c->out.ring, c->out.size);
@@ -338,6 +348,7 @@ const char *conn_data(struct conn *c, const struct proto_data *d)
 {
     if (d->stream != PROTO_TO_GUEST || (d->n == 0 && !d->fin) || in_data(&c->in, d) < 0)
         return "data of a connection that does not fit";
+    set_asked(c, d->n > 0);
     if (c->in.fd < 0 && !c->in.fin && in_must_tell(&c->in))
         c->agent->tell = true; /* nobody takes it: it is counted, so that the host gets to the end */
     feed(c);
@@ -392,6 +403,8 @@ bool conn_send(struct agent *a, struct conn *c)
     if (out_ready(&c->out)) {
         size_t n = out_take(&c->out, c->channel, a->link.tag, a->link.scratch, &frame);
         link_frame(&a->link, frame, n);
+        a->answered = a->answered || c->asked;
+        set_asked(c, false);
         if (c->out.next == c->out.count) {
             c->told_end = c->end_read;
             a->tell = a->tell || is_over(c);

@@ -16,6 +16,7 @@ struct conn {
     bool tell_dialed; /* to be sent */
     bool end_read;    /* the peer has closed its half, and the host is to know: the last frame says so */
     bool told_end;    /* has said so */
+    bool asked;       /* bytes have come from the host, and none of the peer's has gone there since */
     bool fast;        /* has filled its ring: a larger one is worth having */
     int code;         /* enum error_code of what broke it; 0: in order */
     char message[96];

@@ -229,6 +229,11 @@ bool link_gathers(const struct link *l)
     return !l->current_n && buf_len(&l->tx) > 0 && buf_len(&l->tx) < GATHER;
 }
 
+bool link_waits(const struct link *l)
+{
+    return l->current_n || buf_len(&l->tx);
+}
+
 bool link_is_writing(const struct link *l, const unsigned char *p, size_t n)
 {
     return l->current_n && l->current >= p && l->current < p + n;

@@ -59,6 +59,9 @@ void link_frame(struct link *l, const unsigned char *p, size_t n);
 /* Small things wait to be written, and another would go along with them. */
 bool link_gathers(const struct link *l);
 
+/* Something has not been written yet. */
+bool link_waits(const struct link *l);
+
 /* Whether a frame is being written from the n bytes from p on. */
 bool link_is_writing(const struct link *l, const unsigned char *p, size_t n);
 

@@ -403,6 +403,83 @@ static void a_request_passes_in_two_turns(void **state)
     end(&w);
 }
 
+/* Each write would otherwise be followed by an event that says there is room again. */
+static void room_is_waited_for_when_there_is_none(void **state)
+{
+    (void)state;
+    struct world w;
+    struct got g;
+    static unsigned char bytes[4 * KIB];
+    uint64_t sent = 0, got = 0;
+    begin(&w);
+    struct pair p = connect_pair(&w, 1);
+    send_data(&w, 1, "x", 1, 0, false);
+    agent_turn(&w.agent, 5);
+    assert_false(w.agent.port_watch.events & EPOLLOUT);
+    for (int i = 0; i < 1000 && !link_waits(&w.agent.link); i++) {
+        fill_pattern(bytes, sizeof(bytes), sent, 7);
+        ssize_t n = write(p.server, bytes, sizeof(bytes));
+        sent += n > 0 ? (uint64_t)n : 0;
+        agent_turn(&w.agent, 0);
+    }
+    assert_true(link_waits(&w.agent.link));
+    assert_true(w.agent.port_watch.events & EPOLLOUT);
+    while (got < sent) {
+        g = expect(&w, PROTO_DATA, 1);
+        check_pattern(g.d.bytes, g.d.n, g.d.offset, 7);
+        got += g.d.n;
+    }
+    expect_none(&w);
+    assert_false(w.agent.port_watch.events & EPOLLOUT);
+    close_pair(&p);
+    end(&w);
+}
+
+/* One request and its answer; the turn in which something else could come is still to be. */
+static void ask_once(struct world *w, struct pair *p, uint32_t channel, uint64_t i)
+{
+    char byte;
+    struct got g;
+    send_data(w, channel, "x", 1, i, false);
+    agent_turn(&w->agent, 5);
+    assert_int_equal(read(p->server, &byte, 1), 1);
+    assert_int_equal(write(p->server, "y", 1), 1);
+    agent_turn(&w->agent, 5);
+    assert_true(peek(w, &g));
+    assert_int_equal(g.type, PROTO_DATA);
+}
+
+static void who_asks_at_once_again_finds_it_awake(void **state)
+{
+    (void)state;
+    struct world w;
+    begin(&w);
+    struct pair p = connect_pair(&w, 1), other = connect_pair(&w, 2);
+    assert_false(w.agent.prompt);
+    ask_once(&w, &p, 1, 0);
+    assert_false(w.agent.prompt);
+    uint64_t i = 1; /* the first request in the turn behind an answer, unless the machine is busy elsewhere */
+    while (i < 100 && !w.agent.prompt)
+        ask_once(&w, &p, 1, i++);
+    assert_true(w.agent.prompt);
+    int64_t begun = clock_mono_ns();
+    agent_turn(&w.agent, 2); /* nothing comes: it has waited for a moment, and then as usual */
+    assert_true(clock_mono_ns() - begun >= 2 * CLOCK_NS_PER_MS);
+    assert_false(w.agent.prompt);
+    /* While another waits for its server, the server's time is not taken. */
+    send_data(&w, 2, "x", 1, 0, false);
+    agent_turn(&w.agent, 5);
+    ask_once(&w, &p, 1, i);
+    ask_once(&w, &p, 1, i + 1);
+    assert_false(w.agent.prompt);
+    assert_int_equal(w.agent.asked, 1);
+    close_pair(&other);
+    (void)expect(&w, PROTO_CONN_DONE, 2);
+    assert_int_equal(w.agent.asked, 0);
+    close_pair(&p);
+    end(&w);
+}
+
 static void data_may_come_with_the_dial(void **state)
 {
     (void)state;
@@ -1029,6 +1106,8 @@ int main(void)
         cmocka_unit_test(a_request_costs_one_write),
         cmocka_unit_test(answers_of_many_share_a_write),
         cmocka_unit_test(a_request_passes_in_two_turns),
+        cmocka_unit_test(room_is_waited_for_when_there_is_none),
+        cmocka_unit_test(who_asks_at_once_again_finds_it_awake),
         cmocka_unit_test(data_may_come_with_the_dial),
         cmocka_unit_test(a_closed_port_is_named),
         cmocka_unit_test(a_server_with_ipv6_alone_is_found),
