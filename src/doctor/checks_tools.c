@@ -129,6 +129,10 @@ void doctor_check_qemu(struct doctor *d)
     char path[512];
     char version[200];
     if (!doctor_find_program(d, "qemu-system-x86_64", path, sizeof(path))) {
+        if (d->firecracker_works && d->kvm_works) {
+            (void)doctor_add(d, "qemu", DOCTOR_OK, "", "not installed: Firecracker is used");
+            return;
+        }
         (void)doctor_add(d, "qemu", DOCTOR_MISSING, fix, "qemu-system-x86_64 is not installed");
         return;
     }
@@ -151,7 +155,7 @@ void doctor_check_firecracker(struct doctor *d)
     const char *named = d->config->firecracker;
     if (named && *named ? !str_copy(path, sizeof(path), named)
                         : !doctor_find_program(d, "firecracker", path, sizeof(path))) {
-        (void)doctor_add(d, "firecracker", DOCTOR_OK, "", "not installed: QEMU is used");
+        (void)doctor_add(d, "firecracker", DOCTOR_OK, "", "not installed");
         return;
     }
     const char *version =

@@ -9,10 +9,10 @@
 
 /* In the order they are shown. */
 static void (*const checks[])(struct doctor *d) = {
-    doctor_check_root,        doctor_check_cpu,        doctor_check_kvm,    doctor_check_qemu,
-    doctor_check_firecracker, doctor_check_kernel,     doctor_check_disk,   doctor_check_reflink,
-    doctor_check_loop,        doctor_check_memory,     doctor_check_cgroup, doctor_check_userns,
-    doctor_check_tun,         doctor_check_mmdebstrap, doctor_check_mke2fs, doctor_check_port,
+    doctor_check_root, doctor_check_cpu,        doctor_check_kvm,    doctor_check_firecracker,
+    doctor_check_qemu, doctor_check_kernel,     doctor_check_disk,   doctor_check_reflink,
+    doctor_check_loop, doctor_check_memory,     doctor_check_cgroup, doctor_check_userns,
+    doctor_check_tun,  doctor_check_mmdebstrap, doctor_check_mke2fs, doctor_check_port,
 };
 
 static const char *const status_names[] = {"ok", "degraded", "missing"};

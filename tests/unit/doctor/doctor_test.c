@@ -229,6 +229,49 @@ static void qemu_by_version(void **state)
     assert_int_equal(status("qemu"), DOCTOR_MISSING);
 }
 
+static void firecracker_by_version(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        enum doctor_status status;
+        const char *engine;
+    } cases[] = {{"Firecracker v1.16.1", DOCTOR_OK, "firecracker"},
+                 {"Firecracker v1.12.0", DOCTOR_OK, "firecracker"},
+                 {"Firecracker v1.11.2", DOCTOR_DEGRADED, "qemu"},
+                 {"something else", DOCTOR_DEGRADED, "qemu"}};
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        put_program("firecracker", cases[i].text);
+        assert_int_equal(status("firecracker"), cases[i].status);
+        assert_string_equal(report.engine, cases[i].engine);
+        bool old = cases[i].status != DOCTOR_OK;
+        assert_int_equal(strstr(check("firecracker")->advice, "1.12 or newer") != NULL, old);
+    }
+    put_program("firecracker", "Firecracker v1.14.0");
+    assert_int_equal(status("firecracker"), DOCTOR_OK);
+    assert_non_null(strstr(check("firecracker")->detail, "CVE-2026-1386"));
+    drop("/bin/qemu-system-x86_64");
+    assert_int_equal(status("qemu"), DOCTOR_OK);
+    assert_true(doctor_can_run(&report));
+    config.kvm_probe = kvm_hangs;
+    assert_int_equal(status("firecracker"), DOCTOR_OK);
+    assert_int_equal(check("qemu")->status, DOCTOR_MISSING);
+    assert_string_equal(report.engine, "");
+}
+
+/* It may lie where nobody looks for programs. */
+static void firecracker_elsewhere(void **state)
+{
+    char path[200];
+    (void)state;
+    (void)snprintf(path, sizeof(path), "%s/fc", root);
+    put_mode("/fc", "#!/bin/sh\necho 'Firecracker v1.13.2'\n", 0755);
+    config.firecracker = path;
+    assert_int_equal(status("firecracker"), DOCTOR_OK);
+    assert_non_null(strstr(check("firecracker")->detail, path));
+    assert_null(strstr(check("firecracker")->detail, "CVE"));
+}
+
 static void what_is_only_lost(void **state)
 {
     (void)state;
@@ -322,6 +365,8 @@ int main(void)
         MACHINE(without_shared_extents_everything_is_copied),
         MACHINE(what_must_be_there),
         MACHINE(qemu_by_version),
+        MACHINE(firecracker_by_version),
+        MACHINE(firecracker_elsewhere),
         MACHINE(what_is_only_lost),
         MACHINE(cgroups_of_both_versions),
         MACHINE(a_port_in_use_is_seen),
