@@ -163,6 +163,8 @@ static int take_tunnel(struct port_call *p, struct error *err)
     if (ports->tunnels >= ports->tunnels_max)
         return error_set(err, ERROR_CAPACITY, "the limit of %u upgraded connections has been reached",
                          ports->tunnels_max);
+    if (http_tunnel_room(p->call.d->config.http, err) < 0)
+        return err->code;
     ports->tunnels++;
     p->counted = true;
     http_half_close(p->call.r); /* what it sent with its request may be all */

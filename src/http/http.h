@@ -54,6 +54,7 @@ struct http_config {
     const char *listen; /* "127.0.0.1:7780", "[::1]:0" */
     int listen_fd;      /* an already listening socket (owned from success on), or -1 to bind `listen` */
     unsigned connections_max; /* default 4096 */
+    unsigned websockets_max;  /* beside them; default: as many */
     unsigned idle_timeout_s;  /* keep-alive, default 620 */
     /* Checks a credential ("Bearer x", X-API-Key); 0 and *ret, or ERROR_UNAUTHORIZED / ERROR_TOKEN_EXPIRED.
      */
@@ -228,3 +229,6 @@ void http_tunnel_end(struct http_tunnel *t);   /* closes this half after what is
 void http_tunnel_close(struct http_tunnel *t); /* breaks it off: the client sees a reset; then closed() */
 /* Tunnels there are. */
 unsigned http_tunnel_count(const struct http_server *s);
+/* Whether there is a place for one more: tunnels are among the connections, and leave a quarter of their
+ * places to requests. 0, or ERROR_UNAVAILABLE. http_tunnel_accept refuses for the same reason. */
+int http_tunnel_room(const struct http_server *s, struct error *err);

@@ -182,6 +182,8 @@ void sweep_connections(struct http_server *s);
 /* When almost all places are taken: ends the connection other than `newest` that has been without a request
  * being served for longest, so that whoever comes next finds a place. */
 void sweep_make_place(struct http_server *s, const struct http_conn *newest);
+/* The error of all places being taken: ERROR_UNAVAILABLE, and when to try again. */
+int no_place(struct error *err, unsigned max, const char *what);
 /* Whether the peer of a socket has not answered for long though it was asked. */
 bool sweep_vanished(const struct http_server *s, int fd);
 

@@ -204,6 +204,8 @@ int http_create(struct loop *l, const struct http_config *config, struct http_se
     s->config.listen = NULL; /* the caller's memory */
     if (s->config.connections_max == 0)
         s->config.connections_max = CONNECTIONS_DEFAULT;
+    if (s->config.websockets_max == 0)
+        s->config.websockets_max = s->config.connections_max;
     if (s->config.idle_timeout_s == 0)
         s->config.idle_timeout_s = IDLE_TIMEOUT_DEFAULT_S;
     int rc = open_listener(s, config, err);

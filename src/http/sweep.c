@@ -9,6 +9,14 @@
 
 /* More than the library accepts before it looks at those it has. */
 #define PLACES_FREE 64
+#define PLACE_RETRY_S 5
+
+int no_place(struct error *err, unsigned max, const char *what)
+{
+    (void)error_set(err, ERROR_UNAVAILABLE, "the limit of %u %s has been reached", max, what);
+    error_retry(err, PLACE_RETRY_S);
+    return err->code;
+}
 
 static bool crowded(const struct http_server *s)
 {

@@ -54,6 +54,12 @@ unsigned http_tunnel_count(const struct http_server *s)
     return s->tunnel_count;
 }
 
+int http_tunnel_room(const struct http_server *s, struct error *err)
+{
+    unsigned max = s->config.connections_max - s->config.connections_max / 4;
+    return s->tunnel_count < max ? 0 : no_place(err, max, "upgraded connections");
+}
+
 void *http_tunnel_arg(const struct http_tunnel *t)
 {
     return t->arg;
@@ -314,8 +320,13 @@ static void on_upgrade(void *cls, struct MHD_Connection *mhd, void *request, con
 void http_tunnel_accept(struct http_request *r, const struct http_tunnel_events *events, void *arg,
                         void (*opened)(struct http_tunnel *t, void *arg))
 {
+    struct error err = ERROR_INIT;
     if (r->answered)
         return;
+    if (http_tunnel_room(r->server, &err) < 0) {
+        http_reply_error(r, &err);
+        return;
+    }
     r->tunnel = malloc(sizeof(*r->tunnel));
     r->response = r->tunnel ? MHD_create_response_for_upgrade(on_upgrade, r) : NULL;
     r->status = 101;

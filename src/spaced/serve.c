@@ -20,6 +20,7 @@
 #include "golden/golden.h"
 #include "http/idempotency.h"
 #include "spaced/host_report.h"
+#include "spaced/limits.h"
 
 /* Memory that was freed and that the C library keeps: looked at now and then, given back beyond a bound. */
 #define TRIM_MS 10000
@@ -258,9 +259,16 @@ static int open_http(struct daemon *d, struct error *err)
     int rc = idempotency_create(d->loop, d->store, &d->idempotency, err);
     if (rc < 0)
         return rc;
+    struct limits limits;
+    limits_take(&limits);
+    LOG(limits_are_full(&limits) ? LOG_INFO : LOG_WARN, "places for clients",
+        "descriptors=%llu connections=%u websockets=%u", (unsigned long long)limits.descriptors,
+        limits.connections, limits.websockets);
     struct http_config config = {
         .listen = d->h->config.listen,
         .listen_fd = d->h->listen_fd,
+        .connections_max = limits.connections,
+        .websockets_max = limits.websockets,
         .authenticate = authenticate,
         .idempotency = d->idempotency,
         .answered = answered,

@@ -131,8 +131,8 @@ static void raw_over(void *data, bool aborted)
 {
     struct end *e = data;
     atomic_fetch_add(&overs, 1);
-    if (aborted) {
-        atomic_fetch_add(&aborts, 1);
+    if (aborted || !e->t) { /* or refused */
+        atomic_fetch_add(&aborts, aborted);
         loop_timer_stop(&e->timer);
         free(e);
     }
@@ -181,8 +181,7 @@ static struct fixture f;
 
 static int setup(void **state)
 {
-    (void)state;
-    fixture_setup(&f, NULL);
+    fixture_setup(&f, *state);
     http_routes(f.server, routes, ARRAY_LEN(routes));
     http_set_gate(f.server, &routes[0], takes, NULL);
     f.server->times.sweep = 100;
@@ -252,6 +251,31 @@ static void bytes_go_both_ways(void **state)
     (void)close(fd);
     wait_until(&closed_clean, 1);
     assert_int_equal(atomic_load(&aborts), 0);
+}
+
+static const struct http_config few_places = {.listen_fd = -1, .connections_max = 8};
+
+/* Tunnels stay, and without a place for requests nobody could do anything about it. */
+static void places_are_left_for_requests(void **state)
+{
+    (void)state;
+    int fds[6], again;
+    struct answer a;
+    for (size_t i = 0; i < ARRAY_LEN(fds); i++)
+        fds[i] = open_tunnel("", "", false);
+    request(&f, &a, "GET", "/", NULL, "Connection: Upgrade\r\nUpgrade: thing\r\n", NULL);
+    assert_int_equal(a.status, 503);
+    assert_string_equal(answer_header(&a, "Retry-After"), "5");
+    assert_non_null(strstr(a.body, "urn:space:error:unavailable"));
+    answer_finish(&a);
+    (void)close(fds[0]);
+    wait_until(&closed_clean, 1);
+    again = open_tunnel("", "", false);
+    (void)close(again);
+    for (size_t i = 1; i < ARRAY_LEN(fds); i++)
+        (void)close(fds[i]);
+    wait_until(&closed_clean, 7);
+    assert_int_equal(atomic_load(&opened), 7);
 }
 
 static void what_came_with_the_head_is_not_lost(void **state)
@@ -448,6 +472,8 @@ int main(void)
 #define T(fn) cmocka_unit_test_setup_teardown(fn, setup, teardown)
     const struct CMUnitTest tests[] = {
         T(bytes_go_both_ways),
+        cmocka_unit_test_prestate_setup_teardown(places_are_left_for_requests, setup, teardown,
+                                                 (void *)&few_places),
         T(what_came_with_the_head_is_not_lost),
         T(a_client_may_end_its_half_at_once),
         T(one_half_goes_on_when_the_other_has_ended),

@@ -156,7 +156,8 @@ static struct fixture f;
 
 static int setup(void **state)
 {
-    fixture_setup(&f, NULL);
+    const struct http_config config = {.listen_fd = -1, .websockets_max = 3};
+    fixture_setup(&f, &config);
     http_routes(f.server, routes, ARRAY_LEN(routes));
     f.server->times.close_wait = 200;
     if (*state) { /* any initial state: an impatient server */
@@ -578,6 +579,28 @@ static void goes_away_with_the_server(void **state)
     (void)close(fd);
 }
 
+static void there_are_places_for_so_many(void **state)
+{
+    (void)state;
+    int fds[3], fd = client_connect(&f);
+    struct answer a;
+    for (size_t i = 0; i < ARRAY_LEN(fds); i++)
+        fds[i] = ws_connect();
+    client_text(fd, HANDSHAKE);
+    client_answer(fd, &a, false);
+    assert_int_equal(a.status, 503);
+    assert_string_equal(answer_header(&a, "Retry-After"), "5");
+    assert_non_null(strstr(a.body, "urn:space:error:unavailable"));
+    answer_finish(&a);
+    client_text(fd, "GET /ping HTTP/1.1\r\nHost: x\r\n\r\n");
+    client_answer(fd, &a, false);
+    assert_int_equal(a.status, 204);
+    answer_finish(&a);
+    (void)close(fd);
+    for (size_t i = 0; i < ARRAY_LEN(fds); i++)
+        (void)close(fds[i]);
+}
+
 int main(void)
 {
 #define T(fn) cmocka_unit_test_setup_teardown(fn, setup, teardown)
@@ -593,6 +616,7 @@ int main(void)
         T(answers_a_flood_of_pings),
         cmocka_unit_test_prestate_setup_teardown(drops_a_silent_peer, setup, teardown, &f),
         T(checks_the_handshake),
+        T(there_are_places_for_so_many),
         T(goes_away_with_the_server),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
