@@ -130,6 +130,7 @@ static void ws_event(struct attach *a, const json_t *event)
     char *text = json_dumps(event, JSON_COMPACT);
     if (!text || !http_ws_send(a->ws, true, text, strlen(text), NULL, 0)) {
         a->ended = true;
+        attach_left(a);
         process_reader_close(TAKE(a->reader));
         ws_close(a, CLOSE_BROKEN, "an event could not be queued");
     }

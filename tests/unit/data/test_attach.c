@@ -446,6 +446,36 @@ static void test_ndjson_broken(void **state)
     answer_free(&a);
 }
 
+static bool no_events; /* as without memory for one */
+
+bool __real_http_ws_send(struct http_ws *ws, bool text, const void *head, size_t head_n, const void *data,
+                         size_t n);
+bool __wrap_http_ws_send(struct http_ws *ws, bool text, const void *head, size_t head_n, const void *data,
+                         size_t n);
+
+bool __wrap_http_ws_send(struct http_ws *ws, bool text, const void *head, size_t head_n, const void *data,
+                         size_t n)
+{
+    return !(text && no_events) && __real_http_ws_send(ws, text, head, head_n, data, n);
+}
+
+/* Who is cut off for want of memory has left like any other: stdin ends, with what was given before. */
+static void test_event_lost(void **state)
+{
+    struct rig *g = *state;
+    struct attach_keys k = new_session(g, "{\"argv\":[\"sh\"],\"stdin\":true,\"stdin_on_detach\":\"close\"}");
+    struct ws ws = ws_open(g, &k, "");
+    struct guest_process *p = guest_process_of(g, &k);
+    ws_send(g, &ws, WS_BINARY, "\0abcd", 5);
+    rig_until(g, p->input_n == 4);
+    no_events = true;
+    fake_started(p, 7);
+    ws_closes(g, &ws, 1011);
+    no_events = false;
+    assert_true(p->input_closed);
+    ws_finish(&ws);
+}
+
 /* All others leave, whatever their form and session; what they had given is not lost. */
 static void test_takeover(void **state)
 {
@@ -536,6 +566,7 @@ int main(void)
         T(test_wakes_for_a_running_process),
         T(test_ndjson),
         T(test_ndjson_broken),
+        T(test_event_lost),
         T(test_takeover),
         T(test_asleep),
         T(test_resize),
