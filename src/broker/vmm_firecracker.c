@@ -37,7 +37,9 @@ char *const *firecracker_env(void)
 unsigned firecracker_items(const struct firecracker_root *r, struct jail_item *items)
 {
     const struct jail_item list[] = {
-        {.entry = JAIL_BIND, .to = FIRECRACKER_PROGRAM + 1, .from = r->program, .plain_file = true},
+        {.entry = JAIL_BIND,
+         .to = FIRECRACKER_PROGRAM + 1,
+         .from = r->program}, /* plain files are not executable */
         {.entry = JAIL_TMPFS, .to = "run", .size = "8m", .inodes = 64, .uid = r->uid, .gid = r->gid},
         {.entry = JAIL_BIND, .to = "state", .from = r->state, .plain_file = true},
     };

@@ -34,7 +34,8 @@ struct real {
     struct broker *broker;
     struct privd_lease lease;
     bool gone;
-    uint32_t pool_mib; /* size of a pool image made now; 0: the default */
+    uint32_t pool_mib;       /* size of a pool image made now; 0: the default */
+    const char *firecracker; /* that VMM's program; NULL: there is none */
 };
 
 /* The answer to the last call. */
@@ -61,7 +62,8 @@ static inline void real_open(struct real *r)
     int fd = -1;
     r->gone = false;
     assert_ok(privd_lease_acquire(r->dir, &r->lease, &err), &err);
-    assert_ok(server_start(r->dir, r->pool_mib, "", &r->lease, &fd, &err), &err);
+    assert_ok(server_start(r->dir, r->pool_mib, r->firecracker ? r->firecracker : "", &r->lease, &fd, &err),
+              &err);
     assert_ok(loop_create(&r->loop, &err), &err);
     assert_ok(broker_create(r->loop, fd, real_gone, r, &r->broker, &err), &err);
 }
