@@ -25,13 +25,14 @@ from harness.wait import until  # noqa: E402
 from table import OWN, PLAIN, Failed, Figure, against, in_turns, median, milliseconds, show  # noqa: E402
 import bare  # noqa: E402
 import files  # noqa: E402
+import jail  # noqa: E402
 import life  # noqa: E402
 import output  # noqa: E402
 import port  # noqa: E402
 import streams  # noqa: E402
 
 
-NAMES = ("memory", "create", "exec", "stream", "readers", "firstbyte", "idle", "port", "files", "archive", "get", *life.NAMES)
+NAMES = ("memory", "create", "exec", "stream", "readers", "firstbyte", "idle", "port", "files", "archive", "get", "jail", "broker", *life.NAMES)
 
 
 class Bench(life.Life):
@@ -163,6 +164,14 @@ class Bench(life.Life):
     def archive(self):
         """10,000 files of 1 KiB by one archive, against single PUTs."""
         yield from files.archive(self)
+
+    def jail(self):
+        """What the jail adds to the start of a VMM."""
+        yield from jail.jail(self)
+
+    def broker(self):
+        """A request to the broker and its answer."""
+        yield from jail.broker(self)
 
     def get(self):
         """GET of a sandbox over keep-alive connections, one core for the server and another for the client."""

@@ -19,9 +19,10 @@ int program_find(const char *name, const char *module, char **ret, struct error 
     AUTO_FREE char *beside = str_printf("%s/%s", self, name);
     AUTO_FREE char *tree = str_printf("%s/../%s/%s", self, module, name);
     AUTO_FREE char *unit = str_printf("%s/../../../src/%s/%s", self, module, name);
+    AUTO_FREE char *bench = str_printf("%s/../src/%s/%s", self, module, name);
     AUTO_FREE char *prefix = str_printf("%s/../libexec/space/%s", self, name);
     AUTO_FREE char *libexec = str_printf("%s/%s", SPACE_LIBEXECDIR, name);
-    char **places[] = {&beside, &tree, &unit, &prefix, &libexec};
+    char **places[] = {&beside, &tree, &unit, &bench, &prefix, &libexec};
     for (size_t i = 0; i < ARRAY_LEN(places); i++) {
         if (*places[i] && access(*places[i], R_OK | X_OK) == 0) {
             *ret = TAKE(*places[i]);

@@ -244,7 +244,7 @@ static unsigned settings_v2(const struct cgroup_limits *l, unsigned long long qu
     SET("cpu.max", true, "%llu %u", quota, CPU_PERIOD_US);
     SET("cpu.max.burst", false, "%llu",
         quota); /* what a period left is good for a later one: starts are bursts */
-    SET("cpu.weight", true, "%u", 100 * l->vcpus);
+    SET("cpu.weight", true, "%u", 100 * (l->vcpus ? l->vcpus : 1));
     SET("io.weight", false, "default 100");
     SET("io.bfq.weight", false, "default 100");
     return n;
@@ -259,7 +259,7 @@ static unsigned settings_v1(const struct cgroup_limits *l, unsigned long long qu
     SET("cpu.cfs_period_us", true, "%u", CPU_PERIOD_US);
     SET("cpu.cfs_quota_us", true, "%llu", quota);
     SET("cpu.cfs_burst_us", false, "%llu", quota);
-    SET("cpu.shares", true, "%u", 1024 * l->vcpus);
+    SET("cpu.shares", true, "%u", 1024 * (l->vcpus ? l->vcpus : 1));
     SET("blkio.weight", false, "500");
     SET("blkio.bfq.weight", false, "100");
     return n;

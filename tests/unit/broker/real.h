@@ -132,8 +132,10 @@ static inline void on_info(void *arg, const struct error *err, const struct brok
 static inline void on_vmm(void *arg, const struct error *err, const struct broker_vmm_info *vmm)
 {
     struct answer *a = arg;
-    if (vmm)
+    if (vmm) {
         a->vmm = *vmm;
+        (void)close(TAKE_FD(a->vmm.run_fd)); /* nobody looks: it would hold the pool */
+    }
     answer_error(a, err);
 }
 

@@ -27,7 +27,7 @@ struct answer {
     char message[200];
     size_t count;
     char last[ID_SIZE];
-    int pidfd;
+    int pidfd, run_fd;
     char digest[BROKER_DIGEST_SIZE];
     bool sealed;
     bool reflink;
@@ -89,6 +89,7 @@ static void on_vmm(void *arg, const struct error *err, const struct broker_vmm_i
     struct answer *a = arg;
     note(a, err);
     a->pidfd = info ? info->pidfd : -1;
+    a->run_fd = info ? info->run_fd : -1;
 }
 
 static void on_build(void *arg, const struct error *err, const char *digest, uint64_t bytes)
@@ -131,9 +132,10 @@ static bool next(struct fixture *f)
 static void reply(struct fixture *f, int fd)
 {
     static unsigned char data[WIRE_MESSAGE_MAX];
+    const int fds[] = {fd, fd};
     size_t n = reply_encode(&f->r, data, sizeof(data));
     assert_true(n > 0);
-    assert_int_equal(wire_send(f->peer, data, n, &fd, fd >= 0), 0);
+    assert_int_equal(wire_send(f->peer, data, n, fds, fd >= 0 ? request_info(f->r.type)->reply_fds : 0), 0);
 }
 
 static void test_replies_match_by_id(void **state)
@@ -199,7 +201,7 @@ static void test_bad_arguments_fail_without_a_request(void **state)
     assert_int_equal(a.code, ERROR_INVALID);
 }
 
-static void test_vmm_takes_the_pidfd(void **state)
+static void test_vmm_takes_the_descriptors(void **state)
 {
     struct fixture *f = *state;
     struct answer a = {0};
@@ -214,6 +216,7 @@ static void test_vmm_takes_the_pidfd(void **state)
     assert_int_equal(a.calls, 1);
     assert_true(a.pidfd >= 0);
     assert_int_equal(close(a.pidfd), 0);
+    assert_int_equal(close(a.run_fd), 0);
 }
 
 static void test_lists_come_in_pages(void **state)
@@ -426,7 +429,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_replies_match_by_id, setup, teardown),
         cmocka_unit_test_setup_teardown(test_failures_carry_code_and_text, setup, teardown),
         cmocka_unit_test_setup_teardown(test_bad_arguments_fail_without_a_request, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_vmm_takes_the_pidfd, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_vmm_takes_the_descriptors, setup, teardown),
         cmocka_unit_test_setup_teardown(test_lists_come_in_pages, setup, teardown),
         cmocka_unit_test_setup_teardown(test_snapshot_requests, setup, teardown),
         cmocka_unit_test_setup_teardown(test_snapshot_list_pages, setup, teardown),

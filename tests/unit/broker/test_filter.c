@@ -86,6 +86,17 @@ static void test_rows_have_reasons(void **state)
     assert_true(n > 200);
 }
 
+/* Whether this host's kernel is older than the call. */
+static bool is_missing(long nr)
+{
+    pid_t pid = fork();
+    if (pid == 0)
+        _exit(call(nr) == ENOSYS ? 1 : 0);
+    int status;
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    return WIFEXITED(status) && WEXITSTATUS(status) == 1;
+}
+
 /* Every row does what it says, for every kind. */
 static void test_every_row(void **state)
 {
@@ -94,7 +105,7 @@ static void test_every_row(void **state)
     unsigned tried = 0;
     for (unsigned n = 0; filter_row(n, &r); n++) {
         int nr = seccomp_syscall_resolve_name(r.call);
-        if (nr < 0 || r.conditions || !can_try(r.call))
+        if (nr < 0 || r.conditions || !can_try(r.call) || (!r.ends && is_missing(nr)))
             continue;
         for (int k = 0; k < FILTER_KINDS; k++) {
             if (!(r.kinds & (1U << k)))

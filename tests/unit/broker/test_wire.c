@@ -245,11 +245,12 @@ static void test_replies(void **state)
     r->start_time = 1ULL << 40;
     (void)snprintf(r->qmp_socket, sizeof(r->qmp_socket), "/a/qmp.sock");
     size_t n = reply_encode(r, data, sizeof(data));
-    assert_ok(reply_decode(data, n, 1, back, &err), &err);
+    assert_ok(reply_decode(data, n, 2, back, &err), &err);
     assert_int_equal(back->pid, 4242);
     assert_true(back->start_time == 1ULL << 40);
     assert_string_equal(back->qmp_socket, "/a/qmp.sock");
-    assert_int_equal(reply_decode(data, n, 0, back, &err), ERROR_PROTOCOL); /* without its descriptor */
+    assert_int_equal(reply_decode(data, n, 0, back, &err), ERROR_PROTOCOL); /* without its descriptors */
+    assert_int_equal(reply_decode(data, n, 1, back, &err), ERROR_PROTOCOL);
     (void)error_field(&err, ERROR_INVALID, "memory_mib", "too much");
     reply_fail(r, &err);
     n = reply_encode(r, data, sizeof(data));
