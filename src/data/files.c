@@ -96,14 +96,24 @@ int file_owner_check(const char *owner, struct error *err)
 
 /* --- life of a call --- */
 
+/* The client has left, and with it whoever waits for what a worker in the guest may be at for long. */
+static void cancel(const struct data_call *c, const struct file_op *op)
+{
+    struct sandbox *sb = data_call_sandbox(c);
+    struct guest *g = sb ? sandbox_guest_link(sb) : NULL;
+    if (g)
+        guest_file_cancel(g, op);
+}
+
 static void release(struct data_call *c, bool aborted)
 {
     struct file_call *f = (struct file_call *)c;
-    (void)aborted;
+    struct file_op *op = TAKE(f->op);
     f->over = true;
-    if (f->op)
-        f->op->f = NULL;
-    f->op = NULL;
+    if (op)
+        op->f = NULL;
+    if (op && aborted)
+        cancel(c, op);
     if (f->file)
         guest_file_close(TAKE(f->file));
     if (f->finish)

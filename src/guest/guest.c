@@ -10,6 +10,7 @@
 #define READY_TIMEOUT_MS 30000
 #define LOST_TIMEOUT_MS 5000
 #define LINGER_MS 20
+#define CANCEL_LATE 65536 /* an answer that is under way */
 
 static void free_guest(struct guest *g)
 {
@@ -312,6 +313,20 @@ void guest_call_send(struct guest *g, struct call *c, uint8_t type, uint32_t cha
         (void)error_set(&e, ERROR_CAPACITY, "too much is queued for the guest");
     if (e.code)
         guest_call_fail(g, c, &e);
+}
+
+void guest_file_cancel(struct guest *g, const void *arg)
+{
+    struct error e = ERROR_INIT;
+    struct call *c = g->calls;
+    while (c && (c->settled || !c->channel || c->arg != arg))
+        c = c->next;
+    if (!c)
+        return;
+    (void)guest_send(g, PROTO_FILE_CLOSE, c->channel, NULL);
+    g->late += CANCEL_LATE;
+    (void)error_set(&e, ERROR_UNAVAILABLE, "it is not wanted any more");
+    guest_call_fail(g, c, &e);
 }
 
 void guest_shutdown(struct guest *g, unsigned grace_ms, guest_done done, void *arg)

@@ -247,6 +247,11 @@ void guest_file_remove(struct guest *g, const char *user, const char *path, bool
 void guest_file_mkdir(struct guest *g, const char *user, const char *path, bool parents, guest_done done,
                       void *arg);
 
+/* Gives up an operation on files that is answered once, named by the arg it was asked for with: its worker in
+ * the guest ends, and with a copy what it had made. done is called from the loop, with ERROR_UNAVAILABLE
+ * unless the answer was there before. Nothing is done about one that is not known. */
+void guest_file_cancel(struct guest *g, const void *arg);
+
 /* What follows needs an agent of this release: one of an earlier release, in a guest restored from an old
  * snapshot, gives ERROR_UNSUPPORTED. */
 

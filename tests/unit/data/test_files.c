@@ -362,6 +362,29 @@ static void test_put_abort(void **state)
     assert_int_equal(g->w->sb->busy, 0);
 }
 
+/* What a worker in the guest is at does not go on for nobody; what it still answers is nobody's. */
+static void test_a_copy_that_is_left(void **state)
+{
+    struct rig *g = *state;
+    struct client *c = request_json(g, "POST", sb_path(g, "/files/copy"), "{\"from\":\"/a\",\"to\":\"/b\"}");
+    struct fake_question *q = &g->w->guest->question;
+    rig_until(g, str_eq(q->what, "copy"));
+    assert_int_equal(g->w->sb->busy, 1);
+    assert_false(q->cancelled);
+    client_close(c);
+    rig_until(g, q->cancelled);
+    q->done(q->arg, NULL);
+    assert_int_equal(g->w->sb->busy, 0);
+    /* One that is answered is not given up afterwards. */
+    c = request_json(g, "POST", sb_path(g, "/files/copy"), "{\"from\":\"/a\",\"to\":\"/c\"}");
+    rig_until(g, str_eq(q->other, "/c"));
+    q->done(q->arg, NULL);
+    struct answer a = answer_of(g, c);
+    assert_int_equal(a.status, 201);
+    answer_free(&a);
+    assert_false(q->cancelled);
+}
+
 static void test_put_waits_for_sandbox(void **state)
 {
     struct rig *g = *state;
@@ -524,6 +547,7 @@ int main(void)
         T(test_put_back_pressure),
         T(test_put_refused_midway),
         T(test_put_abort),
+        T(test_a_copy_that_is_left),
         T(test_put_waits_for_sandbox),
         T(test_get_back_pressure),
         T(test_stat_delete_mkdir),

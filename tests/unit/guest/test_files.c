@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include <cmocka.h>
+#include <dirent.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/stat.h>
@@ -258,6 +259,48 @@ static void moves_copies_and_links(void **state)
     assert_int_equal(look(&r, "z/y/c").type, GUEST_FILE_REGULAR);
     guest_file_symlink(r.g, "12345", at(&r, "z/link2"), "y/c", 0, on_done, &a);
     expect(&r, &a, ERROR_PERMISSION);
+    end(&r);
+}
+
+static unsigned entries_of(const char *path, const char *prefix)
+{
+    AUTO_CLOSEDIR DIR *dir = opendir(path);
+    unsigned n = 0;
+    for (struct dirent *e = dir ? readdir(dir) : NULL; e; e = readdir(dir))
+        n += e->d_name[0] != '.' || (*prefix && strncmp(e->d_name, prefix, strlen(prefix)) == 0);
+    return n;
+}
+
+/* A worker that is given up ends at once, and leaves nothing half made. */
+static void trees_are_given_up(void **state)
+{
+    (void)state;
+    enum { MANY = 3000 };
+    struct run r;
+    struct answer removing = {.came = 0}, copying = {.came = 0};
+    begin(&r);
+    assert_int_equal(mkdir(at(&r, "t"), 0755), 0);
+    for (unsigned i = 0; i < MANY; i++) {
+        char name[32];
+        (void)snprintf(name, sizeof(name), "t/%u", i);
+        put(&r, name);
+    }
+    guest_file_copy(r.g, NULL, at(&r, "t"), at(&r, "u"), true, 0, on_done, &copying);
+    guest_file_cancel(r.g, &removing); /* not known */
+    guest_file_cancel(r.g, &copying);
+    guest_file_cancel(r.g, &copying);
+    expect(&r, &copying, ERROR_UNAVAILABLE);
+    int64_t limit = clock_mono_ns() + LIMIT_MS * CLOCK_NS_PER_MS;
+    while (entries_of(r.dir, ".space-") > 1 && clock_mono_ns() < limit)
+        loop_turn(r.loop, 20);
+    assert_int_equal(entries_of(r.dir, ".space-"), 1); /* only what was there */
+    guest_file_remove(r.g, NULL, at(&r, "t"), true, on_done, &removing);
+    guest_file_cancel(r.g, &removing);
+    expect(&r, &removing, ERROR_UNAVAILABLE);
+    assert_int_equal(look(&r, "t").type, GUEST_FILE_DIRECTORY); /* asked behind it */
+    assert_true(entries_of(at(&r, "t"), "") > 0);
+    assert_int_equal(copying.came + removing.came, 0); /* not twice */
+    assert_int_equal(r.lost, 0);
     end(&r);
 }
 
@@ -609,6 +652,7 @@ int main(void)
         cmocka_unit_test(a_long_listing),
         cmocka_unit_test(a_listing_is_given_up),
         cmocka_unit_test(moves_copies_and_links),
+        cmocka_unit_test(trees_are_given_up),
         cmocka_unit_test(modes_and_owners),
         cmocka_unit_test(the_owner_of_what_is_written),
         cmocka_unit_test(archives),

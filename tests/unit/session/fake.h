@@ -69,6 +69,7 @@ struct fake_question {
     guest_stat_done stat;
     guest_done done;
     void *arg;
+    bool cancelled;
 };
 
 struct guest {

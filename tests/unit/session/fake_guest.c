@@ -209,6 +209,11 @@ void guest_file_stat(struct guest *g, const char *user, const char *path, guest_
     g->question.arg = arg;
 }
 
+void guest_file_cancel(struct guest *g, const void *arg)
+{
+    g->question.cancelled = g->question.arg == arg;
+}
+
 void guest_file_remove(struct guest *g, const char *user, const char *path, bool recursive, guest_done done,
                        void *arg)
 {
