@@ -10,6 +10,7 @@
 #include "agent/cgroup.h"
 #include "agent/freeze.h"
 #include "agent/link.h"
+#include "agent/pace.h"
 #include "agent/user.h"
 #include "base/id.h"
 
@@ -71,6 +72,7 @@ struct agent {
     struct cgroups cgroups;
     struct freeze freeze;
     struct user_cache users;
+    struct pace pace;
     struct process *processes;
     struct file *files;
     struct conn *conns;

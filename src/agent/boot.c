@@ -265,6 +265,15 @@ static int own_groups(void)
     return TAKE_FD(top);
 }
 
+/* Every command begins a session, for which the kernel would make a scheduling group and throw it away; it
+ * has a control group, which is what counts. */
+static void no_groups_by_session(void)
+{
+    AUTO_CLOSE int fd = open("/proc/sys/kernel/sched_autogroup_enabled", O_WRONLY | O_CLOEXEC);
+    if (fd >= 0)
+        (void)!write(fd, "0", 1);
+}
+
 int boot_guest(struct boot *ret)
 {
     struct settings s;
@@ -279,6 +288,7 @@ int boot_guest(struct boot *ret)
     mount_late();
     bring_up_loopback();
     set_limits();
+    no_groups_by_session();
     *ret = (struct boot){.port_fd = -1, .listen_fd = -1, .cgroup_fd = own_groups()};
     *(s.vsock ? &ret->listen_fd : &ret->port_fd) = TAKE_FD(fd);
     return 0;

@@ -15,13 +15,12 @@
 #define RING_LARGE 1048576
 #define RING_SMALL 131072
 #define LARGE_PROCESSES 16 /* this many may hold a large ring: memory stays bounded */
-#define DEFAULTS_MAX 10
 
 struct job {
     struct user user;
-    char **argv;                  /* owned array of borrowed strings */
-    char **env;                   /* owned array, borrowed strings */
-    char *defaults[DEFAULTS_MAX]; /* owned strings */
+    char **argv;    /* owned array of borrowed strings */
+    char **env;     /* owned array, borrowed strings */
+    char *defaults; /* owned: the text of the default environment */
     const char *path;
     int child[3]; /* owned: the process's ends, but for the agent's own */
     int null;     /* /dev/null */
@@ -33,8 +32,7 @@ static void job_finish(struct job *j)
 {
     free(j->argv);
     free(j->env);
-    for (size_t i = 0; i < DEFAULTS_MAX; i++)
-        free(j->defaults[i]);
+    free(j->defaults);
     for (int i = 0; i < 3; i++) {
         if (j->child[i] >= 0 && j->child[i] != j->null)
             (void)close(j->child[i]);
@@ -90,32 +88,57 @@ static bool has_key(char *const *env, size_t n, const char *setting)
     return false;
 }
 
+/* Copies s and its end; returns what is behind it. */
+static char *put_text(char *to, const char *s)
+{
+    size_t n = strlen(s) + 1;
+    memcpy(to, s, n);
+    return to + n;
+}
+
+/* The settings of a pair each, as far as they have a value, one after the other in one text: this is done for
+ * every command. Returns how many, or -1. */
+static int put_settings(char **ret_text, const char *const pairs[][2], size_t n, char **ret_settings)
+{
+    size_t bytes = 1, count = 0;
+    for (size_t i = 0; i < n; i++)
+        bytes += pairs[i][1] ? strlen(pairs[i][0]) + strlen(pairs[i][1]) + 2 : 0;
+    char *at = malloc(bytes);
+    *ret_text = at;
+    if (!at)
+        return -1;
+    for (size_t i = 0; i < n; i++) {
+        if (!pairs[i][1])
+            continue;
+        ret_settings[count++] = at;
+        at = put_text(at, pairs[i][0]);
+        at[-1] = '=';
+        at = put_text(at, pairs[i][1]);
+    }
+    return (int)count;
+}
+
 /* Default environment first, then what was given; a default that was given too is left out. */
 static int make_env(struct process *p, struct job *j, const struct proto_fields *f)
 {
     const struct user *u = &j->user;
-    size_t n = count_strings(f, PROTO_F_ENV), cursor = 0, given = 0, d = 0;
+    size_t n = count_strings(f, PROTO_F_ENV), cursor = 0, given = 0;
     const char *term = proto_get_string(f, PROTO_F_TERM, "xterm-256color");
-    j->env = calloc(n + DEFAULTS_MAX + 1, sizeof(char *));
-    AUTO_FREE char **list = calloc(n + 1, sizeof(char *));
-    if (!j->env || !list)
-        return refuse(p, "the agent is out of memory");
-    for (const char *s; (s = proto_next_string(f, PROTO_F_ENV, &cursor));)
-        list[given++] = (char *)s;
     const char *const pairs[][2] = {{"PATH", PATH_DEFAULT},        {"HOME", u->home},   {"USER", u->name},
                                     {"LOGNAME", u->name},          {"SHELL", u->shell}, {"LANG", "C.UTF-8"},
                                     {"TERM", j->pty ? term : NULL}};
+    char *settings[ARRAY_LEN(pairs)];
+    j->env = calloc(n + ARRAY_LEN(pairs) + 1, sizeof(char *));
+    AUTO_FREE char **list = calloc(n + 1, sizeof(char *));
+    int defaults = put_settings(&j->defaults, pairs, ARRAY_LEN(pairs), settings);
+    if (!j->env || !list || defaults < 0)
+        return refuse(p, "the agent is out of memory");
+    for (const char *s; (s = proto_next_string(f, PROTO_F_ENV, &cursor));)
+        list[given++] = (char *)s;
     size_t at = 0;
-    for (size_t i = 0; i < ARRAY_LEN(pairs); i++) {
-        if (!pairs[i][1])
-            continue;
-        char *setting = str_printf("%s=%s", pairs[i][0], pairs[i][1]);
-        if (!setting)
-            return refuse(p, "the agent is out of memory");
-        j->defaults[d++] = setting;
-        if (!has_key(list, given, setting))
-            j->env[at++] = setting;
-    }
+    for (int i = 0; i < defaults; i++)
+        if (!has_key(list, given, settings[i]))
+            j->env[at++] = settings[i];
     memcpy(j->env + at, list, given * sizeof(char *));
     for (size_t i = 0; j->env[i]; i++)
         if (strncmp(j->env[i], "PATH=", 5) == 0)

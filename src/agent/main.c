@@ -1,5 +1,4 @@
 /* space-agent: PID 1 of a guest. */
-#include <sched.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -11,7 +10,6 @@
 int main(void)
 {
     static struct agent agent;
-    const struct sched_param normal = {0};
     struct agent_config config = {.init = true};
     struct boot boot;
     if (getpid() != 1) {
@@ -27,10 +25,6 @@ int main(void)
         (void)fprintf(stderr, "space-agent: cannot start: %m\n");
         boot_power_off();
     }
-    /* A batch process does not preempt whoever wakes it: a command that writes in small pieces goes on until
-     * it has filled its pipe or had its turn, and its output travels in a few large frames instead of many
-     * small ones. */
-    (void)sched_setscheduler(0, SCHED_BATCH, &normal);
     /* Its turn comes also when a command has started thousands of others. */
     (void)setpriority(PRIO_PROCESS, 0, -19);
     for (;;)

@@ -62,6 +62,13 @@ static void check_closed(struct process *p)
     must_tell(p);
 }
 
+static void end_stream(struct process *p, int i)
+{
+    agent_unwatch(p->agent, &p->out_watch[i]);
+    out_end(&p->out[i]);
+    check_closed(p);
+}
+
 /* Reads what a stream has; stops watching it while there is no room. */
 static void fill(struct process *p, int i)
 {
@@ -73,10 +80,11 @@ static void fill(struct process *p, int i)
         agent_unwatch(p->agent, &p->out_watch[i]);
         return;
     }
-    if (out_fill(o) < 0) {
-        agent_unwatch(p->agent, &p->out_watch[i]);
-        out_end(o);
-        check_closed(p);
+    int got = out_fill(o);
+    if (got > 0 && pace_output(&p->agent->pace, clock_mono_ns()) && p->agent->init)
+        pace_apply(&p->agent->pace);
+    if (got < 0) {
+        end_stream(p, i);
     } else if (!p->grown[i] && o->end - before >= PIPE_GROW && p->terminal < 0) {
         p->grown[i] = true;
         (void)fcntl(o->fd, F_SETPIPE_SZ, PIPE_LARGE);
@@ -86,8 +94,12 @@ static void fill(struct process *p, int i)
 static void on_output(struct watch *w, uint32_t events)
 {
     struct process *p = w->arg;
-    (void)events;
-    fill(p, w == &p->out_watch[1]);
+    int i = w == &p->out_watch[1];
+    /* A pipe without writers and without bytes need not be asked again. */
+    if ((events & (EPOLLIN | EPOLLHUP)) == EPOLLHUP && p->terminal < 0)
+        end_stream(p, i);
+    else
+        fill(p, i);
 }
 
 static void feed(struct process *p)
@@ -277,6 +289,8 @@ const char *process_exec(struct agent *a, uint32_t channel, const struct proto_f
                                  : "the limit of 512 processes has been reached");
         return NULL;
     }
+    if (pace_command(&a->pace) && a->init)
+        pace_apply(&a->pace);
     if (launch(a, p, f) < 0) {
         p->reason = PROTO_REASON_START_FAILED;
         p->ended = true;

@@ -20,6 +20,7 @@ enum stage { STAGE_NONE, STAGE_FDS, STAGE_TTY, STAGE_USER, STAGE_CWD, STAGE_LOOK
 
 struct child {
     const struct spawn *s;
+    bool same_user; /* as the agent */
     volatile enum stage stage;
     volatile int error;
     volatile bool found; /* the program is there and may be run */
@@ -59,6 +60,16 @@ static void reset_inherited(void)
     (void)sigprocmask(SIG_SETMASK, &none, NULL);
 }
 
+/* Whether the child may run a file. Like access(2), as it has one identity only; but that call makes and
+ * throws away credentials each time, for the case that there are two. */
+static bool may_run(const char *path)
+{
+    long rc = syscall(SYS_faccessat2, AT_FDCWD, path, X_OK, AT_EACCESS);
+    if (rc < 0 && errno == ENOSYS)
+        rc = access(path, X_OK);
+    return rc == 0;
+}
+
 /* Tries each directory of PATH, as execvp(3) does, and keeps the most telling error. */
 static void search_and_exec(struct child *c)
 {
@@ -73,7 +84,7 @@ static void search_and_exec(struct child *c)
             full[n] = '/';
             memcpy(full + n + (n > 0), s->argv[0], name_n + 1);
             /* Looked at first: an execve that fails has made and thrown away an address space. */
-            if (access(full, X_OK) == 0) {
+            if (may_run(full)) {
                 (void)execve(full, s->argv, s->env);
                 c->found = true;
             }
@@ -98,7 +109,7 @@ static int run_child(void *arg)
         return fail(c, STAGE_TTY);
     reset_inherited();
     (void)umask(022);
-    if (user_become(s->user) < 0)
+    if (!c->same_user && user_become(s->user) < 0)
         return fail(c, STAGE_USER);
     if (s->cwd ? chdir(s->cwd) < 0 : chdir(s->user->home) < 0 && chdir("/") < 0)
         return fail(c, STAGE_CWD);
@@ -189,7 +200,7 @@ static void explain(const struct child *c, char *to, size_t size)
 pid_t spawn_process(const struct spawn *s, char *ret_why, size_t why_size)
 {
     static void *stack; /* one child at a time runs on it; made once, as this is the hot path */
-    struct child c = {.s = s};
+    struct child c = {.s = s, .same_user = user_is_own(s->user)};
     if (!stack) {
         void *p =
             mmap(NULL, STACK_SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0);

@@ -245,6 +245,35 @@ int user_find_cached(struct user_cache *c, const char *etc, const char *who, str
     return 0;
 }
 
+/* The one supplementary group that this process has; false when it has none, or several. */
+static bool own_group(gid_t *ret)
+{
+    const gid_t root = 0;
+    gid_t groups[1];
+    if (geteuid() == 0 && getgroups(0, NULL) == 0)
+        (void)syscall(SYS_setgroups, 1, &root);
+    if (getgroups(1, groups) != 1)
+        return false;
+    *ret = groups[0];
+    return true;
+}
+
+bool user_is_own(const struct user *u)
+{
+    static bool asked, simple;
+    static uid_t uid[3];
+    static gid_t gid[3], group;
+    if (!asked) {
+        asked = true;
+        simple = getresuid(&uid[0], &uid[1], &uid[2]) == 0 && getresgid(&gid[0], &gid[1], &gid[2]) == 0 &&
+                 own_group(&group);
+    }
+    for (int i = 0; i < 3; i++)
+        if (uid[i] != u->uid || gid[i] != u->gid)
+            return false;
+    return simple && u->group_count == 1 && u->groups[0] == group;
+}
+
 int user_become(const struct user *u)
 {
     if (syscall(SYS_setgroups, u->group_count, u->groups) < 0)

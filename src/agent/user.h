@@ -50,6 +50,10 @@ struct user_cache {
  */
 int user_find_cached(struct user_cache *c, const char *etc, const char *who, struct user *ret);
 
+/* Whether this process, which never becomes another itself, is that user with just these groups already. The
+ * first call of a process of root's without groups gives it root's group, so that this is so of root. */
+bool user_is_own(const struct user *u);
+
 /* Makes this process that user for good. 0 or -1 with errno. Raw system calls only: may be used by a child
  * that shares its parent's memory. */
 int user_become(const struct user *u);

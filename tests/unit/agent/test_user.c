@@ -44,6 +44,40 @@ static int teardown(void **state)
     return rmdir(dir);
 }
 
+static struct user of_this_process(void)
+{
+    struct user u = {.uid = getuid(), .gid = getgid(), .group_count = 1, .groups = {getgid()}};
+    return u;
+}
+
+/* Who is the agent's own user already need not become it: exactly that one, with exactly those groups. */
+static void own(void **state)
+{
+    (void)state;
+    struct user u = of_this_process();
+    if (geteuid() == 0 && getgroups(0, NULL) == 0)
+        assert_true(user_is_own(&u));
+    gid_t groups[2] = {(gid_t)-1};
+    if (user_is_own(&u)) {
+        assert_int_equal(getgroups(2, groups), 1);
+        assert_int_equal(groups[0], getgid());
+    }
+    u.groups[u.group_count++] = 12345;
+    assert_false(user_is_own(&u));
+    u = of_this_process();
+    u.groups[0]++;
+    assert_false(user_is_own(&u));
+    u = of_this_process();
+    u.uid++;
+    assert_false(user_is_own(&u));
+    u = of_this_process();
+    u.gid++;
+    assert_false(user_is_own(&u));
+    u = of_this_process();
+    u.group_count = 0;
+    assert_false(user_is_own(&u));
+}
+
 static void names_and_numbers(void **state)
 {
     (void)state;
@@ -141,6 +175,7 @@ static void remembered_until_a_file_changes(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(own),
         cmocka_unit_test_setup_teardown(names_and_numbers, setup, teardown),
         cmocka_unit_test_setup_teardown(no_files_at_all, setup, teardown),
         cmocka_unit_test_setup_teardown(strange_files, setup, teardown),
