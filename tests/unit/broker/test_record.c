@@ -42,7 +42,11 @@ static int teardown(void **state)
 
 static struct record sample(void)
 {
-    struct record r = {.uid = 1900000007, .vmm_pid = 77, .vmm_start = 1ULL << 45, .cgroup_count = 2};
+    struct record r = {.uid = 1900000007,
+                       .vmm_pid = 77,
+                       .vmm_start = 1ULL << 45,
+                       .vmm_kind = BROKER_VMM_FIRECRACKER,
+                       .cgroup_count = 2};
     id_new("sb", r.id);
     (void)str_copy(r.golden, sizeof(r.golden), "key.1");
     (void)str_copy(r.cgroups[0], sizeof(r.cgroups[0]), "/sys/fs/cgroup/a");
@@ -64,6 +68,7 @@ static void test_what_is_written_is_read(void **state)
     assert_string_equal(back.id, r.id);
     assert_int_equal(back.uid, r.uid);
     assert_int_equal(back.vmm_pid, 78);
+    assert_int_equal(back.vmm_kind, BROKER_VMM_FIRECRACKER);
     assert_true(back.vmm_start == 1ULL << 45);
     assert_string_equal(back.golden, "key.1");
     assert_int_equal(back.cgroup_count, 2);

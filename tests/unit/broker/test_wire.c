@@ -179,6 +179,8 @@ static void test_fields_are_checked(void **state)
     REFUSE(REQUEST_VMM_START, "memory_mib", q_->memory_mib = 1);
     REFUSE(REQUEST_VMM_START, "boot", q_->boot = 4);
     REFUSE(REQUEST_VMM_START, "kvm", q_->kvm = 2);
+    REFUSE(REQUEST_VMM_START, "kvm", q_->kind = BROKER_VMM_FIRECRACKER);
+    REFUSE(REQUEST_VMM_START, "kind", q_->kind = BROKER_VMM_FIRECRACKER + 1);
     REFUSE(REQUEST_VMM_START, "key", q_->boot = BROKER_BOOT_COLD);
     REFUSE(REQUEST_VMM_START, "key", q_->boot = BROKER_BOOT_SNAPSHOT; id_new("sn", q_->snapshot_id));
     REFUSE(REQUEST_VMM_START, "snapshot_id", q_->boot = BROKER_BOOT_SNAPSHOT; SET(key, ""));
