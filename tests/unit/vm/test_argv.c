@@ -74,13 +74,13 @@ static void test_acceleration(void **state)
     struct qemu_argv a;
     assert_int_equal(build(&spec, &a), 0);
     assert_true(strncmp(value(&a, "-accel"), "tcg,thread=multi", 16) == 0);
-    assert_string_equal(value(&a, "-cpu"), "max,erms=off");
+    assert_string_equal(value(&a, "-cpu"), "max,erms=off,svm=off");
     assert_non_null(strstr(value(&a, "-append"), "tsc_early_khz=2100000 "));
     assert_non_null(strstr(value(&a, "-append"), " mitigations=off init_on_alloc=0 "));
     spec.kvm = true;
     assert_int_equal(build(&spec, &a), 0);
     assert_string_equal(value(&a, "-accel"), "kvm");
-    assert_string_equal(value(&a, "-cpu"), "host");
+    assert_string_equal(value(&a, "-cpu"), "host,vmx=off,svm=off");
     assert_null(strstr(value(&a, "-append"), "tsc_early_khz"));
     /* A processor that speculates: the guest's kernel keeps its guards. */
     assert_null(strstr(value(&a, "-append"), "mitigations"));
