@@ -1,6 +1,7 @@
 #include "broker/filter.h"
 
 #include <errno.h>
+#include <linux/falloc.h>
 #include <linux/fs.h>
 #include <linux/sched.h>
 #include <seccomp.h>
@@ -149,7 +150,10 @@ static const struct rule allowed[] = {
     {"fcntl", V, "flags, the lock on the disk"},
     {"dup", V, "descriptors handed over to a chardev"},
     {"fadvise64", V, "disk and memory: what will be read"},
-    {"fallocate", V, "trim: holes in the disk"},
+    /* Not KEEP_SIZE alone: it takes space behind a file's end, where no limit on sizes is asked. */
+    {"fallocate", V, "trim: holes in the disk", EQUAL(1, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE)},
+    {"fallocate", V, "zeros in the disk", EQUAL(1, FALLOC_FL_ZERO_RANGE)},
+    {"fallocate", V, "the same, where a file system has no such call", EQUAL(1, 0)},
     {"ftruncate", V, "memory file of a golden; snapshot files"},
     {"fsync", V, "flush of the disk"},
     {"fdatasync", V, "flush of the disk"},

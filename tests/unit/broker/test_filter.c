@@ -185,6 +185,11 @@ static int try_socket(long domain)
     return socket((int)domain, SOCK_STREAM, 0) < 0 ? errno : 0;
 }
 
+static int try_fallocate(long mode)
+{
+    return fallocate(-1, (int)mode, 0, 1) < 0 ? errno : 0;
+}
+
 static int try_ioctl(long request)
 {
     return ioctl(-1, (unsigned long)request, NULL) < 0 ? errno : 0;
@@ -217,6 +222,20 @@ static void test_no_vmm_makes_a_process(void **state)
         assert_int_equal(under(k, call, SYS_execveat), ENOSYS);
         /* A program of this host's C library starts under it. */
         assert_int_equal(under(k, try_exec, 0), 0);
+    }
+}
+
+/* Space behind a file's end has no limit: nobody gets there. */
+static void test_fallocate(void **state)
+{
+    (void)state;
+    for (int k = 0; k < FILTER_KINDS; k++) {
+        assert_int_equal(under(k, try_fallocate, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE), EBADF);
+        assert_int_equal(under(k, try_fallocate, FALLOC_FL_ZERO_RANGE), EBADF);
+        assert_int_equal(under(k, try_fallocate, 0), EBADF);
+        assert_int_equal(under(k, try_fallocate, FALLOC_FL_KEEP_SIZE), ENOSYS);
+        assert_int_equal(under(k, try_fallocate, FALLOC_FL_ZERO_RANGE | FALLOC_FL_KEEP_SIZE), ENOSYS);
+        assert_int_equal(under(k, try_fallocate, FALLOC_FL_COLLAPSE_RANGE), ENOSYS);
     }
 }
 
@@ -315,6 +334,7 @@ int main(void)
         cmocka_unit_test(test_every_row),
         cmocka_unit_test(test_the_rest_is_unknown),
         cmocka_unit_test(test_no_vmm_makes_a_process),
+        cmocka_unit_test(test_fallocate),
         cmocka_unit_test(test_sockets),
         cmocka_unit_test(test_requests),
         cmocka_unit_test(test_all_threads),
