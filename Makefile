@@ -18,10 +18,10 @@ export BUILD STATE_DIR LISTEN CLEANUP PREFIX DESTDIR SLOWER
 
 SOURCES = $(shell find src tests bench -name '*.[ch]')
 
-.PHONY: help setup all run stop check check-kvm check-fresh unit bench fuzz install uninstall format lint clean purge
+.PHONY: help setup all run stop check check-escape check-kvm check-fresh unit bench fuzz install uninstall format lint clean purge
 
 help: ## this list
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | while IFS=$$'\t' read -r t d; do printf '  make %-10s %s\n' "$$t" "$$d"; done
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | while IFS=$$'\t' read -r t d; do printf '  make %-12s %s\n' "$$t" "$$d"; done
 	@echo
 	@echo '  STATE_DIR=$(STATE_DIR)  LISTEN=$(LISTEN)  BUILD=$(BUILD)  CLEANUP=keep|suspend|stop|delete (make run)  K=pattern (make check: which black-box tests)'
 
@@ -48,6 +48,9 @@ check-kvm: all ## black-box tests with KVM, in a machine that has it, with syste
 
 check-fresh: ## `make run`, then `make check` of what K matches, from a clean checkout on a new machine (root; hours)
 	@tests/kvm/fresh.py $(if $(K),--check '$(K)')
+
+check-escape: all ## the escape suite: a hostile guest and a hostile VMM try to get out (root)
+	@tests/escape/run.py --bin "$(BUILD)" $(if $(K),-k '$(K)')
 
 unit: all ## unit tests only
 	@scripts/build.sh --test
