@@ -119,6 +119,8 @@ int cmd_process_get(struct cli *c);
 int cmd_logs(struct cli *c);
 int cmd_kill(struct cli *c);
 int cmd_port(struct cli *c);
+int cmd_token_create(struct cli *c);
+int cmd_token_rm(struct cli *c);
 int cmd_file_ls(struct cli *c);
 int cmd_file_stat(struct cli *c);
 int cmd_file_cat(struct cli *c);

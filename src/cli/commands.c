@@ -279,6 +279,12 @@ static const struct cli_option doctor_options[] = {
     {NULL},
 };
 
+static const struct cli_option port_options[] = {
+    {"public", 0, OPTION_FLAG, NULL, "Everybody may reach these ports (or: all) through the server."},
+    {"private", 0, OPTION_FLAG, NULL, "Nobody without a key or the sandbox's token may any more."},
+    {NULL},
+};
+
 static const struct cli_option key_options[] = {
     {"name", 0, OPTION_STRING, "NAME", "What the key is for."},
     {"role", 0, OPTION_CHOICE, "admin|user|viewer", "What it may do (default user).", "admin|user|viewer"},
@@ -361,13 +367,16 @@ static const char logs_detail[] =
 static const char kill_detail[] = "What ignores SIGTERM, such as an interactive shell, ends by `-s KILL`. "
                                   "`space ps -a` shows what a process "
                                   "ended with.";
-static const char port_detail[] = "Listens on 127.0.0.1 at LOCAL (default the same number; 0: a free one) "
-                                  "and prints the address. Each connection "
-                                  "becomes one to the port in the sandbox, which needs no network of its own "
-                                  "for that; either side may close its "
-                                  "half alone. When nothing listens there, the connection is reset and the "
-                                  "reason told, and further ones are "
-                                  "tried again. Ends by a signal, or when the sandbox has gone.";
+static const char port_detail[] =
+    "Listens on 127.0.0.1 at LOCAL (default the same number; 0: a free one) "
+    "and prints the address. Each connection "
+    "becomes one to the port in the sandbox, which needs no network of its own "
+    "for that; either side may close its "
+    "half alone. When nothing listens there, the connection is reset and the "
+    "reason told, and further ones are "
+    "tried again. Ends by a signal, or when the sandbox has gone. With --public or "
+    "--private nothing is forwarded: the ports named, or all, are reached "
+    "through the server without a key from then on, or are not any more.";
 static const char watch_detail[] =
     "One line for each change, from the moment on at which `watching` is told on standard error: created, "
     "modified, "
@@ -450,8 +459,17 @@ const struct cli_command cli_commands[] = {
      logs_detail, cmd_logs},
     {"kill", "[SANDBOX] PROCESS", 1, 2, false, kill_options, "Send a signal to a process and its children.",
      kill_detail, cmd_kill},
-    {"port", "SANDBOX [LOCAL:]PORT...", 2, CLI_POSITIONAL_MAX, false, NULL,
-     "Reach ports of a sandbox at this machine's loopback.", port_detail, cmd_port},
+    {"port", "SANDBOX [LOCAL:]PORT...", 2, CLI_POSITIONAL_MAX, false, port_options,
+     "Reach ports of a sandbox at this machine's loopback, or open them to everybody.", port_detail,
+     cmd_port},
+    {"token create", "SANDBOX", 1, 1, false, NULL,
+     "Make the traffic token of a sandbox's ports and show it, once.",
+     "Who sends it as X-Space-Traffic-Token reaches the sandbox's ports through the server, and nothing "
+     "else. It "
+     "takes the place of the one before.",
+     cmd_token_create},
+    {"token rm", "SANDBOX", 1, 1, false, NULL, "Delete the traffic token of a sandbox's ports.", NULL,
+     cmd_token_rm},
     {"template ls", "", 0, 0, false, NULL, "List templates.", NULL, cmd_template_ls},
     {"template get", "NAME", 1, 1, false, NULL, "Show a template, its tags and releases.", NULL,
      cmd_template_get},

@@ -63,6 +63,46 @@ class Port(Case):
                 seen += os.read(p.stderr.fileno(), 65536)
         return seen
 
+    def exposing(self, now, *words):
+        """What the server is asked to make public."""
+        sandbox = {"id": "sb_1", "network": {"public_ports": now}}
+        asked = []
+
+        def patch(_query, body):
+            asked.append(json.loads(body))
+            return 200, {"id": "sb_1", "network": asked[-1]["network"]}, {}
+
+        self.server.answers["GET", "/v1/sandboxes/sb_1"] = (200, sandbox, {})
+        self.server.answers["PATCH", "/v1/sandboxes/sb_1"] = patch
+        done = self.space("port", *words)
+        return (asked[-1]["network"]["public_ports"] if asked else None), done
+
+    def test_public_ports(self):
+        for now, words, then in (([], ("--public", "one", "80"), [80]), ([80], ("--public", "one", "80", "443"), [80, 443]),
+                                 ([80], ("--public", "one", "all"), "all"), ("all", ("--public", "one", "80"), "all"),
+                                 ([80, 443], ("--private", "one", "80"), [443]), ([80], ("--private", "one", "81"), [80]),
+                                 ("all", ("--private", "one", "all"), []), ([1, 2], ("--private", "one", "all"), [])):
+            asked, done = self.exposing(now, *words)
+            self.assertEqual((asked, done.returncode), (then, 0), (now, words, done.stderr))
+        self.assertIn(b"public_ports", done.stdout)
+        for now, words, why in (([], ("--public", "one", "0"), b"not a port"), ([], ("--public", "one", "1:2"), b"not a port"),
+                                ("all", ("--private", "one", "80"), b"all private first"),
+                                ([], ("--public", "--private", "one", "80"), b"together")):
+            asked, done = self.exposing(now, *words)
+            self.assertIsNone(asked)
+            self.assertNotEqual(done.returncode, 0)
+            self.assertIn(why, done.stderr)
+
+    def test_traffic_tokens(self):
+        path = "/v1/sandboxes/sb_1/traffic-token"
+        self.server.answers["POST", path] = (201, {"token": "tt_1"}, {})
+        self.server.answers["DELETE", path] = (204, b"", {})
+        done = self.space("token", "create", "one")
+        self.assertEqual((done.returncode, done.stdout.split()[-1]), (0, b"tt_1"))
+        self.assertIn(b"only now", done.stderr)
+        self.assertEqual(self.space("token", "rm", "one").returncode, 0)
+        self.assertIn(path, self.paths("DELETE"))
+
     def test_bytes_both_ways_and_half_closed(self):
         p, (port,) = self.forward("one", "0:80")
         s = self.connect(port)
