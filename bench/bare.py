@@ -156,6 +156,9 @@ class Machine:
         subprocess.run(["cp", "--sparse=always", self.disk, f"{folder}/disk"], check=True)
         process = subprocess.Popen(self.command_line(folder, shared, incoming), stdin=subprocess.DEVNULL,
                                    stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True)
+        return self.attach(folder, process)
+
+    def attach(self, folder, process):
         return Vm(self, folder, process)
 
     def snapshot(self):

@@ -22,8 +22,10 @@ sys.dont_write_bytecode = True
 from harness import host, server  # noqa: E402
 from harness.api import Sandbox  # noqa: E402
 from harness.wait import until  # noqa: E402
-from table import OWN, PLAIN, Failed, Figure, against, in_turns, median, milliseconds, show  # noqa: E402
+from table import AGENT, OWN, PLAIN, Failed, Figure, against, in_turns, median, milliseconds, show  # noqa: E402
+import agent  # noqa: E402
 import bare  # noqa: E402
+import client  # noqa: E402
 import files  # noqa: E402
 import jail  # noqa: E402
 import life  # noqa: E402
@@ -40,6 +42,7 @@ class Bench(life.Life):
         self.args, self.runs = args, args.runs
         self.server = None
         self.bare = {}   # by whether it is plain
+        self.agent = None
         self.notes = []  # what is to be said under the table
 
     # --- fixtures ---
@@ -61,6 +64,15 @@ class Bench(life.Life):
             sb.delete()
         return self.bare[plain]
 
+    def agent_machine(self):
+        """SPACE's own guest with its agent, without the daemon."""
+        if self.agent is None:
+            print("making a snapshot of SPACE's own guest for a client by hand", flush=True)
+            sb = self.make()
+            self.agent = agent.Machine(self.server.base, self.server.vmm(sb.id), self.server.state_dir, None)
+            sb.delete()
+        return self.agent
+
     def bare_machines(self):
         """The bare limits by name: SPACE's own command line, and, where the processor is emulated, the plain one."""
         found = {OWN: self.bare_machine()}
@@ -69,8 +81,9 @@ class Bench(life.Life):
         return found
 
     def bare_vms(self):
-        """One restored VM of each, that has answered once."""
+        """One restored VM of each, and one of SPACE's agent by hand, that has answered once."""
         vms = {name: machine.spawn() for name, machine in self.bare_machines().items()}
+        vms[AGENT] = self.agent_machine().spawn()
         for vm in vms.values():
             vm.restore()
             vm.command()
@@ -123,14 +136,9 @@ class Bench(life.Life):
         """A command in a running sandbox, against the same over a bare port."""
         runs = max(self.runs, 100)
         vms = self.bare_vms()
-        sb, conn = self.make(), self.api.connect()
-
-        def run():
-            done = self.api.call_on(conn, "POST", f"{sb.path}/exec", {"argv": ["true"]})
-            assert done.status == 200 and done.json["process"]["result"]["exit_code"] == 0, done
-
+        sb, conn = self.make(), client.Client(self.api)
         sides = {name: vm.command for name, vm in vms.items()}
-        times = in_turns({**sides, "space": run}, runs, warm_up=20)
+        times = in_turns({**sides, "space": lambda: conn.exec(sb.path)}, runs, warm_up=20)
         conn.close()
         sb.delete()
         for vm in vms.values():

@@ -4,13 +4,15 @@ import struct
 import threading
 import time
 
+import client
 from harness import server
 from harness.api import Sandbox
 from harness.ws import Attach
-from table import Figure, against, in_turns, median, milliseconds
+from table import AGENT, Figure, against, in_turns, median, milliseconds
 
 MIB = 1 << 20
 PAGE = 4096
+FROZEN = "the agent, freeze and identity"
 
 
 def dirty_bytes(vmm):
@@ -74,24 +76,30 @@ class Life:
             vm.qmp.command("cont")
             vm.command()
 
-        sb, conn = self.make(), self.api.connect()
-        sb.sh("true")
+        def promised(vm):
+            vm.freeze()
+            vm.qmp.command("stop")
+            vm.qmp.command("cont")
+            vm.identify()
+            vm.command()
+
+        sb, conn = self.make(), client.Client(self.api)
 
         def run():
-            for verb in ("pause", "resume"):
-                operation = self.api.call_on(conn, "POST", f"{sb.path}/{verb}").json["operation"]["id"]
-                done = self.api.call_on(conn, "GET", f"/v1/operations/{operation}?wait_s=10").json
-                assert done["status"] == "succeeded", done
-            done = self.api.call_on(conn, "POST", f"{sb.path}/exec", {"argv": ["true"]})
-            assert done.status == 200, done
+            conn.verb(sb.path, "pause")
+            conn.verb(sb.path, "resume")
+            conn.exec(sb.path)
 
         sides = {name: functools.partial(by_hand, vm) for name, vm in vms.items()}
-        times = in_turns({**sides, "space": run}, self.runs)
+        frozen = {FROZEN: functools.partial(promised, vms[AGENT])}
+        times = in_turns({**sides, **frozen, "space": run}, self.runs, warm_up=3)
         conn.close()
         sb.delete()
         for vm in vms.values():
             vm.close()
         yield from against("pause, resume, first exec", times, lambda o, b: [("<= + 5 ms", o <= b + 5)])
+        yield Figure(f"  bare: {FROZEN}", "ms", median(times[FROZEN]), median(times["space"]), [], self.runs,
+                     "what a pause promises, without the daemon")
 
     def standstill(self):
         """How long a running parent with 10 MB dirty stands still for a fork: the longest gap in what it writes."""

@@ -4,9 +4,10 @@ import resource
 import subprocess
 import time
 
+import client
 from harness import host, server
 from harness.ws import WebSocket, attach_path
-from table import Figure, median, milliseconds
+from table import AGENT, Figure, against, median, milliseconds
 
 READERS = 8
 BYTES = 512 << 20
@@ -77,14 +78,12 @@ def readers(bench):
 
 
 def first_byte(bench):
+    """From the attach, which starts the command, to the first byte; by hand from the request to the end of `true`, and
+    of SPACE's agent by hand to the same first byte."""
     runs = max(bench.runs, 60)
-    vm = bench.bare_machine().spawn()
-    vm.restore()
-    for _ in range(20):
-        vm.command()
-    by_hand = [milliseconds(vm.command) for _ in range(runs)]
-    vm.close()
+    vms = bench.bare_vms()
     sb = bench.make()
+    times = {name: [] for name in (*vms, "space")}
 
     def run(session):
         ws = attach(bench.api, session, 60)
@@ -92,28 +91,27 @@ def first_byte(bench):
         while kind != 2:  # past "started"
             kind, data = ws.receive()
         assert data[9:] == b"x\n", data
-        ws.abort()
+        return ws
 
-    ours = []
     for n in range(20 + runs):
-        session = sb.session(["echo", "x"])
-        took = milliseconds(run, session)
-        if n >= 20:
-            ours.append(took)
+        session, took, opened = sb.session(["echo", "x"]), {}, []
+        for name, vm in vms.items():
+            took[name] = milliseconds(vm.first_byte if name == AGENT else vm.command)
+        vms[AGENT].finish()
+        took["space"] = milliseconds(lambda: opened.append(run(session)))
+        opened[0].abort()
+        for name, ms in took.items():
+            times[name] += [ms] if n >= 20 else []
     sb.delete()
-    b, o = median(by_hand), median(ours)
-    yield Figure("attach -> first byte of output", "ms", b, o, [("<= + 3 ms", o <= b + 3)], runs)
+    for vm in vms.values():
+        vm.close()
+    yield from against("attach -> first byte of output", times, lambda o, b: [("<= + 3 ms", o <= b + 3)])
 
 
 def exec_times(bench, sb, runs):
-    conn, times = bench.api.connect(), []
-
-    def run():
-        done = bench.api.call_on(conn, "POST", f"{sb.path}/exec", {"argv": ["true"]})
-        assert done.status == 200 and done.json["process"]["result"]["exit_code"] == 0, done
-
+    conn, times = client.Client(bench.api), []
     for n in range(20 + runs):
-        took = milliseconds(run)
+        took = milliseconds(conn.exec, sb.path)
         if n >= 20:
             times.append(took)
     conn.close()

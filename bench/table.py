@@ -3,7 +3,7 @@ import statistics
 import time
 
 # The bare sides of a figure: what the limits are about is seen with either.
-OWN, PLAIN = "bare", "plain -cpu max"
+OWN, PLAIN, AGENT = "bare", "plain -cpu max", "the agent by hand"
 
 
 class Figure:
@@ -76,7 +76,7 @@ def in_turns(actions, rounds, warm_up=0):
 def against(name, times, limits):
     """One line for each bare side of times, which also has "space". limits(ours, bare) gives a line's limits."""
     ours = median(times["space"])
-    for side in (OWN, PLAIN):
+    for side in (OWN, PLAIN, AGENT):
         if side in times:
             limit = median(times[side])
             yield Figure(name if side == OWN else f"  bare: {side}", "ms", limit, ours, limits(ours, limit),
