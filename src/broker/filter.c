@@ -77,6 +77,7 @@ static const struct rule allowed[] = {
     {"madvise", V, "guest memory: huge pages, freed pages, out of core dumps"},
     {"msync", F, "flushes guest memory for a snapshot"},
     {"mincore", F, "which pages a snapshot holds"},
+    {"memfd_create", F, "rings mapped twice: each device with queues has one"},
     {"membarrier", V, "RCU of QEMU and of liburcu"},
 
     /* --- threads and signals --- */
@@ -87,6 +88,7 @@ static const struct rule allowed[] = {
     {"gettid", V, "signals to a thread of one's own"},
     {"getpid", V, "the same"},
     {"tgkill", V, "interrupt a vCPU thread; abort(3)"},
+    {"tkill", F, "the same, as musl does it"},
     {"rt_sigaction", V, "signal handlers"},
     {"rt_sigprocmask", V, "block signals in a thread"},
     {"rt_sigreturn", V, "return from a handler"},
@@ -237,7 +239,7 @@ static const struct rule allowed[] = {
     /* --- the broker's processes --- */
     {"clone3", B,
      "a VMM's process, in new namespaces and its cgroup. A filter cannot see the flags: VMMs have lost it"},
-    {"dup2", B, "descriptors of a jail"},
+    {"dup2", F | B, "descriptors of a jail; Firecracker makes its table of them large at once"},
     {"dup3", B, "the same"},
     {"setsid", B, "a VMM has no terminal"},
     {"chdir", B, "a jail's root"},
@@ -266,7 +268,7 @@ static const struct rule allowed[] = {
 };
 
 /* What ends the process. None of them is one that QEMU, Firecracker or a C library tries to find out what the
- * kernel can do; those (io_uring, userfaultfd, memfd_create, clone3, ...) fail like unknown ones. */
+ * kernel can do; those (io_uring, userfaultfd, clone3, ...) fail like unknown ones. */
 static const struct rule deadly[] = {
     {"ptrace", ALL, "other processes' memory and registers"},
     {"process_vm_writev", ALL, "other processes' memory"},
