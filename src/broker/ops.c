@@ -85,7 +85,7 @@ static const struct op table[] = {
     {REQUEST_SNAPSHOT_LIST, .run = op_snapshot_list_run},
     {REQUEST_SNAPSHOT_PACK, .on_snapshot = true, .begin = op_snapshot_pack_begin,
      .run = op_snapshot_pack_run},
-    {REQUEST_VMM_START, .on_sandbox = true, .begin = op_need_leased, .run = op_vmm_start_run,
+    {REQUEST_VMM_START, .on_sandbox = true, .begin = op_vmm_start_begin, .run = op_vmm_start_run,
      .end = op_vmm_start_end},
     {REQUEST_VMM_ADOPT, .on_sandbox = true, .begin = op_need_sandbox, .run = op_vmm_adopt_run,
      .end = op_vmm_adopt_end},

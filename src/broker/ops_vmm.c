@@ -32,7 +32,6 @@
 #define OVERHEAD_KVM_MIB 128
 #define OVERHEAD_TCG_MIB 192
 #define THREADS_MAX 128
-#define READ_AHEAD_MAX ((off_t)(128 * MIB))
 #define NAMESPACES (CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWPID)
 
 int op_need_sandbox(struct job *j)
@@ -480,46 +479,18 @@ int op_need_leased(struct job *j)
     return rc < 0 ? rc : privd_sandbox_lease(j->p, j->sandbox, &j->err);
 }
 
-/* What of a file's data lies in [from, to); returns what is left of the budget. */
-static off_t fetch(int fd, off_t from, off_t to, off_t budget)
+int op_vmm_start_begin(struct job *j)
 {
-    off_t data = lseek(fd, from, SEEK_DATA);
-    while (data >= 0 && data < to && budget > 0) {
-        off_t hole = lseek(fd, data, SEEK_HOLE);
-        if (hole <= data)
-            return 0;
-        off_t n = (hole < to ? hole : to) - data;
-        n = n < budget ? n : budget;
-        (void)posix_fadvise(fd, data, n, POSIX_FADV_WILLNEED);
-        budget -= n;
-        data = lseek(fd, hole, SEEK_DATA);
-    }
-    return budget;
-}
-
-/* A snapshot's own pages are on the disk. While the VMM sets itself up they are fetched, or the guest would
- * wait for each. What it takes from the memory under it most other VMs have in use. */
-static void read_ahead(const struct start *s)
-{
-    char path[64];
-    off_t budget = READ_AHEAD_MAX;
-    off_t at = 0;
-    (void)snprintf(path, sizeof(path), "sandboxes/%s/mem", s->j->req.sandbox_id);
-    AUTO_CLOSE int fd = openat(s->j->p->pool_fd, path, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
-    if (fd < 0)
-        return;
-    for (size_t i = 0; i < s->map.count; i++) {
-        budget = fetch(fd, at, (off_t)s->map.runs[i].page * MEMORY_PAGE, budget);
-        at = ((off_t)s->map.runs[i].page + s->map.runs[i].count) * MEMORY_PAGE;
-    }
-    (void)fetch(fd, at, (off_t)s->j->req.memory_mib * (off_t)MIB, budget);
+    int rc = op_need_leased(j);
+    if (rc == 0 && j->req.boot == BROKER_BOOT_SNAPSHOT)
+        read_ahead(j->p, j->req.snapshot_id);
+    return rc;
 }
 
 /* The VMM sets itself up meanwhile; it loads nothing before it is told to. */
-static int make_sure(const struct start *s)
+static int make_sure(struct job *j)
 {
-    read_ahead(s);
-    int rc = vmm_check_snapshot(s->j);
+    int rc = vmm_check_snapshot(j);
     fault_point("privd.vmm-start.checked");
     return rc;
 }
@@ -542,7 +513,7 @@ int op_vmm_start_run(struct job *j)
     if (rc == 0)
         rc = launch(s, &child);
     if (rc == 0 && j->req.boot == BROKER_BOOT_SNAPSHOT)
-        rc = make_sure(s);
+        rc = make_sure(j);
     if (rc == 0) {
         j->pidfd = child.pidfd;
         j->fifo_fd = TAKE_FD(s->fifo_fd);

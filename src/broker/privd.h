@@ -46,11 +46,11 @@ struct privd {
     char exe_dir[200];   /* where space-builder and libspace-memopen.so are */
     char qemu[PATH_MAX]; /* real paths of the VMMs; "" when there is none */
     char firecracker[PATH_MAX];
-    int privd_fd;    /* state_dir/privd */
-    int pool_fd;     /* state_dir/pool */
-    int records_fd;  /* state_dir/privd/sandboxes */
-    int builds_fd;   /* state_dir/privd/builds */
-    int spawner_fd;  /* starts builds: see spawner.h */
+    int privd_fd;   /* state_dir/privd */
+    int pool_fd;    /* state_dir/pool */
+    int records_fd; /* state_dir/privd/sandboxes */
+    int builds_fd;  /* state_dir/privd/builds */
+    int spawner_fd; /* starts builds: see spawner.h */
     struct privd_lease lease;
     struct pool pool;
     struct cgroup_host cgroups;
@@ -70,6 +70,7 @@ struct privd {
     unsigned job_count;
     struct build *builds;
     unsigned build_count;
+    unsigned readers; /* workers that read ahead */
     struct loop_deferred dispatch;
     struct channel *channel;
     uint64_t malformed; /* requests refused by the parser */
@@ -181,6 +182,7 @@ int op_golden_remove_run(struct job *j);
 int op_golden_has_run(struct job *j);
 int op_need_sandbox(struct job *j);
 int op_need_leased(struct job *j);
+int op_vmm_start_begin(struct job *j);
 int op_vmm_start_run(struct job *j);
 void op_vmm_start_end(struct job *j);
 int op_vmm_adopt_run(struct job *j);
@@ -219,6 +221,9 @@ int snapshot_open(const struct privd *p, const char *id);
 
 /* Opens a file of a sealed snapshot for reading. */
 int snapshot_open_file(struct privd *p, const char *id, const char *file, int *ret_fd, struct error *err);
+
+/* Has a worker read what only this snapshot holds, beside the start of a VM from it. Loop thread. */
+void read_ahead(struct privd *p, const char *snapshot_id);
 
 /* Kills the sandbox's VMM and waits for its end; not running is success. Clears it from the record. */
 int vmm_stop(struct privd *p, struct sandbox *s, struct error *err);

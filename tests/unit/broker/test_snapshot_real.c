@@ -529,6 +529,85 @@ static void refuse_to_start(const char *sn)
     assert_answer(&a);
 }
 
+/* The numbers in one of a snapshot's lists. */
+static size_t read_numbers(const char *sn, const char *file, size_t header, uint32_t **ret)
+{
+    AUTO_FREE char *path = str_printf("%s/pool/snapshots/%s/%s", real.dir, sn, file);
+    AUTO_FREE char *data = NULL;
+    size_t n;
+    struct error err = ERROR_INIT;
+    assert_ok(fs_read_file(AT_FDCWD, path, 1 << 20, &data, &n, &err), &err);
+    size_t count = (n - header) / 4;
+    *ret = calloc(count + 1, sizeof(**ret));
+    for (size_t i = 0; i < count; i++) {
+        const unsigned char *at = (const unsigned char *)data + header + i * 4;
+        (*ret)[i] = (uint32_t)at[0] << 24 | (uint32_t)at[1] << 16 | (uint32_t)at[2] << 8 | at[3];
+    }
+    return count;
+}
+
+/* A page that differs from the golden's and was written before this snapshot: nothing but a read ahead
+ * touches it at a start. */
+static uint32_t page_of_before(const char *sn, int mem)
+{
+    AUTO_FREE uint32_t *above = NULL;
+    AUTO_FREE uint32_t *own = NULL;
+    size_t n = read_numbers(sn, "above", 24, &above);
+    size_t m = read_numbers(sn, "pages", 40, &own);
+    for (size_t i = n; i-- > 0;) {
+        bool found = false;
+        for (size_t k = 0; k < m; k++)
+            found |= own[k] == above[i];
+        off_t at = (off_t)above[i] * 4096;
+        if (!found && lseek(mem, at, SEEK_DATA) == at)
+            return above[i];
+    }
+    fail_msg("no page of before");
+    return 0;
+}
+
+static bool is_cached(int mem, uint32_t page)
+{
+    unsigned char in = 0;
+    void *at = mmap(NULL, 4096, PROT_READ, MAP_SHARED, mem, (off_t)page * 4096);
+    assert_true(at != MAP_FAILED);
+    assert_int_equal(mincore(at, 4096, &in), 0);
+    (void)munmap(at, 4096);
+    return in & 1;
+}
+
+static void test_own_pages_are_fetched(void **state)
+{
+    (void)state;
+    struct answer a;
+    char id[2][ID_SIZE];
+    char sn[ID_SIZE];
+    struct broker_vmm_info info[2];
+    int fd = restore(first_sn, id[0], &info[0]);
+    qmp(fd, "{\"execute\":\"cont\"}", -1, "RESUME");
+    console_wait(fd, "tick ", NULL, 0);
+    id_new("sn", sn);
+    take(sn, id[0], fd, false);
+    AUTO_FREE char *path = str_printf("%s/pool/snapshots/%s/mem", real.dir, sn);
+    AUTO_CLOSE int mem = open(path, O_RDONLY | O_CLOEXEC);
+    uint32_t page = page_of_before(sn, mem);
+    assert_int_equal(posix_fadvise(mem, 0, 0, POSIX_FADV_DONTNEED), 0);
+    assert_false(is_cached(mem, page));
+    int other = restore(sn, id[1], &info[1]);
+    int64_t deadline = clock_mono_ns() + 20 * CLOCK_NS_PER_S;
+    while (!is_cached(mem, page) && clock_mono_ns() < deadline)
+        (void)poll(NULL, 0, 10);
+    assert_true(is_cached(mem, page));
+    for (int i = 0; i < 2; i++) {
+        (void)close(i ? other : fd);
+        (void)close(info[i].pidfd);
+        CALL(&real, &a, 15, broker_sandbox_remove, id[i], on_done, &a);
+        assert_answer(&a);
+    }
+    CALL(&real, &a, 15, broker_snapshot_remove, sn, on_done, &a);
+    assert_answer(&a);
+}
+
 /* As if the power had gone when the compressed pages were in place and mem was not replaced yet. */
 static void test_half_a_pack(void **state)
 {
@@ -916,6 +995,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_capture_of_a_running_guest),
         cmocka_unit_test(test_chain_is_exact),
+        cmocka_unit_test(test_own_pages_are_fetched),
         cmocka_unit_test(test_half_a_pack),
         cmocka_unit_test(test_pack),
         cmocka_unit_test(test_suspend_and_restore),
