@@ -18,7 +18,8 @@
 
 #define INPUT_SIZE 65536
 #define HEADER_MAX (8 * 1024 * 1024) /* bytes of the stream for one entry's head: more is no honest entry */
-#define DEPTH_MAX (PATH_MAX / 2)
+#define NAME_LONGEST 65536 /* bytes of a path in an archive, with its NUL */
+#define DEPTH_MAX (NAME_LONGEST / 2)
 #define TEMP_SIZE 32
 
 /* A directory made here whose mode and time are set once everything in it is there. */
@@ -34,10 +35,10 @@ struct untar {
     const struct untar_config *config;
     struct archive *archive;
     struct archive_entry *entry;
-    char path[PATH_MAX];   /* of the entry, without "." and double slashes; "" is the directory itself */
-    char parent[PATH_MAX]; /* the directory that parent_fd is */
+    char path[NAME_LONGEST];   /* of the entry, without "." and double slashes; "" is the directory itself */
+    char parent[NAME_LONGEST]; /* the directory that parent_fd is */
     int parent_fd;         /* -1: none yet */
-    char open[PATH_MAX];   /* path of the innermost level */
+    char open[NAME_LONGEST];   /* path of the innermost level */
     struct level *levels;
     size_t level_count;
     struct inodes made; /* files of this stream, which hard links may name */
@@ -82,7 +83,7 @@ static int refuse(const char *name, const char *why, struct error *err)
 /* --- names --- */
 
 /* A name of the stream as a path below the directory. */
-static int clean_name(const char *name, char to[PATH_MAX], struct error *err)
+static int clean_name(const char *name, char to[NAME_LONGEST], struct error *err)
 {
     size_t n = 0;
     if (!name || name[0] == '/')
@@ -92,7 +93,7 @@ static int clean_name(const char *name, char to[PATH_MAX], struct error *err)
         if (part == 2 && memcmp(at, "..", 2) == 0)
             return refuse(name, "it is not below the directory", err);
         bool skip = part == 0 || (part == 1 && *at == '.');
-        if (!skip && n + part + 2 > PATH_MAX)
+        if (!skip && n + part + 2 > NAME_LONGEST)
             return refuse(name, "the name is too long", err);
         if (!skip) {
             if (n > 0)
@@ -354,7 +355,7 @@ static int make_symlink(struct untar *u, struct error *err)
 /* A second name of a file of this stream. Of any other file it would be a way to it. */
 static int make_hardlink(struct untar *u, struct error *err)
 {
-    char target[PATH_MAX];
+    char target[NAME_LONGEST];
     char temp[TEMP_SIZE];
     struct stat st;
     AUTO_CLOSE int fd = -1;

@@ -77,6 +77,28 @@ class Copy(SharedSandboxTest):
         self.assertEqual(stat.S_IMODE(os.stat(self.here("back", "closed")).st_mode), 0o500)
         self.sb.sh("rm -r /root/tree")
 
+    def test_paths_longer_than_any_call_takes(self):
+        parts = [letter * 200 for letter in "abcdefghijklmnopqrstuvwxyz"] + ["z" * 200] * 9  # 7,035 bytes
+        os.mkdir(self.here("t"))
+        at = os.open(self.here("t"), os.O_RDONLY)
+        for part in parts:
+            os.mkdir(part, dir_fd=at)
+            at, above = os.open(part, os.O_RDONLY, dir_fd=at), at
+            os.close(above)
+        with open(os.open("f", os.O_WRONLY | os.O_CREAT, dir_fd=at), "wb") as f:
+            f.write(b"deep")
+        os.close(at)
+        self.space("cp", self.here("t"), f"{self.sb.id}:/root/long")
+        self.space("cp", f"{self.sb.id}:/root/long", self.here("back"))
+        at = os.open(self.here("back"), os.O_RDONLY)
+        for part in parts:
+            at, above = os.open(part, os.O_RDONLY, dir_fd=at), at
+            os.close(above)
+        with open(os.open("f", os.O_RDONLY, dir_fd=at), "rb") as f:
+            self.assertEqual(f.read(), b"deep")
+        os.close(at)
+        self.space("file", "rm", "--recursive", f"{self.sb.id}:/root/long")
+
     def test_owners(self):
         os.makedirs(self.here("t"))
         with open(self.here("t", "f"), "wb") as f:

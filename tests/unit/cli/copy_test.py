@@ -387,6 +387,44 @@ class Trees(FileCase):
         self.cp(self.here("d"), "sb_1:/back")
         self.assertEqual(sum(len(f) for _, _, f in os.walk(self.there("back"))), 3001)
 
+    PARTS = [letter * 200 for letter in "abcdefghijklmnopqrstuvwxyz"] + ["z" * 200] * 9  # 7,035 bytes: longer than PATH_MAX
+
+    def test_long_paths_out(self):
+        out = io.BytesIO()
+        with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
+            member = tarfile.TarInfo("./" + "/".join(self.PARTS + ["f"]))
+            member.size = 4
+            tar.addfile(member, io.BytesIO(b"deep"))
+            member = tarfile.TarInfo("./after")
+            tar.addfile(member)
+        os.mkdir(self.there("top"))
+        self.tree.archive = out.getvalue()
+        self.cp("sb_1:/top", self.here("out"))
+        at = os.open(self.here("out"), os.O_RDONLY)
+        self.assertEqual(sorted(os.listdir(at)), ["a" * 200, "after"])
+        for part in self.PARTS:
+            at, above = os.open(part, os.O_RDONLY, dir_fd=at), at
+            os.close(above)
+        with open(os.open("f", os.O_RDONLY, dir_fd=at), "rb") as f:
+            self.assertEqual(f.read(), b"deep")
+        os.close(at)
+
+    def test_long_paths_in(self):
+        os.mkdir(self.here("top"))
+        at = os.open(self.here("top"), os.O_RDONLY)
+        for part in self.PARTS:
+            os.mkdir(part, dir_fd=at)
+            at, above = os.open(part, os.O_RDONLY, dir_fd=at), at
+            os.close(above)
+        with open(os.open("f", os.O_WRONLY | os.O_CREAT, dir_fd=at), "wb") as f:
+            f.write(b"deep")
+        os.close(at)
+        bodies = []
+        self.server.answers[("PUT", "/v1/sandboxes/sb_1/files/archive")] = lambda _, body: bodies.append(body) or (200, {}, {})
+        self.cp(self.here("top"), "sb_1:/dir")
+        with tarfile.open(fileobj=io.BytesIO(bodies[-1])) as tar:
+            self.assertEqual(tar.extractfile("./" + "/".join(self.PARTS + ["f"])).read(), b"deep")
+
     def test_a_sparse_file(self):
         os.makedirs(self.there("t"))
         with open(self.there("t", "f"), "wb") as f:
@@ -573,7 +611,7 @@ class Hostile(FileCase):
 
     def test_names_that_are_too_long(self):
         self.unpack(entry("n" * 300))
-        self.unpack(entry("/".join(["n" * 200] * 40)))
+        self.unpack(entry("/".join(["n" * 200] * 400)))
         self.unpack(entry("s", tarfile.SYMTYPE, "t" * 5000))
 
     def test_damage(self):
