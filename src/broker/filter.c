@@ -31,6 +31,7 @@
 #define V (Q | F)
 #define B BIT(FILTER_BROKER)
 #define ALL (V | B)
+#define D BIT(FILTER_DAEMON)
 
 #define KVM_IOCTLS 0xae00
 #define TUN_IOCTLS 0x5400
@@ -270,65 +271,84 @@ static const struct rule allowed[] = {
 /* What ends the process. None of them is one that QEMU, Firecracker or a C library tries to find out what the
  * kernel can do; those (io_uring, userfaultfd, clone3, ...) fail like unknown ones. */
 static const struct rule deadly[] = {
-    {"ptrace", ALL, "other processes' memory and registers"},
-    {"process_vm_writev", ALL, "other processes' memory"},
-    {"process_vm_readv", V, "other processes' memory"},
-    {"kcmp", ALL, "other processes' descriptors"},
-    {"pidfd_getfd", ALL, "other processes' descriptors"},
-    {"open_by_handle_at", ALL, "files by number, around every directory: out of a root"},
+    {"ptrace", ALL | D, "other processes' memory and registers"},
+    {"process_vm_writev", ALL | D, "other processes' memory"},
+    {"process_vm_readv", V | D, "other processes' memory"},
+    {"kcmp", ALL | D, "other processes' descriptors"},
+    {"pidfd_getfd", ALL | D, "other processes' descriptors"},
+    {"open_by_handle_at", ALL | D, "files by number, around every directory: out of a root"},
     {"name_to_handle_at", V, "the numbers for that"},
-    {"bpf", ALL, "code in the kernel"},
-    {"perf_event_open", ALL, "a large and often broken part of the kernel"},
-    {"init_module", ALL, "code in the kernel"},
-    {"finit_module", ALL, "code in the kernel"},
-    {"delete_module", ALL, "code out of the kernel"},
-    {"kexec_load", ALL, "another kernel"},
-    {"kexec_file_load", ALL, "another kernel"},
-    {"reboot", ALL, "the host"},
-    {"swapon", ALL, "the host"},
-    {"swapoff", ALL, "the host"},
-    {"acct", ALL, "the host"},
-    {"quotactl", ALL, "the host"},
-    {"syslog", ALL, "addresses of the kernel"},
-    {"settimeofday", ALL, "the host's clock"},
-    {"clock_settime", ALL, "the host's clock"},
-    {"clock_adjtime", ALL, "the host's clock"},
-    {"adjtimex", ALL, "the host's clock"},
-    {"iopl", ALL, "the host's devices"},
-    {"ioperm", ALL, "the host's devices"},
-    {"modify_ldt", ALL, "a part of the kernel nobody needs"},
-    {"vhangup", ALL, "the host's terminals"},
-    {"add_key", ALL, "the kernel's keys"},
-    {"request_key", ALL, "the kernel's keys, and a program run as root"},
-    {"keyctl", V, "the kernel's keys"},
-    {"unshare", ALL, "new namespaces: a user namespace has every capability inside"},
-    {"setns", ALL, "other processes' namespaces"},
-    {"chroot", ALL, "roots"},
-    {"mount", V, "mounts"},
-    {"umount2", V, "mounts"},
-    {"pivot_root", V, "roots"},
-    {"move_mount", ALL, "mounts, the new way"},
-    {"open_tree", ALL, "mounts, the new way"},
-    {"fsopen", ALL, "mounts, the new way"},
-    {"fsconfig", ALL, "mounts, the new way"},
-    {"fsmount", ALL, "mounts, the new way"},
-    {"fspick", ALL, "mounts, the new way"},
-    {"mount_setattr", ALL, "mounts, the new way"},
-    {"fanotify_init", ALL, "watching what others open"},
-    {"lookup_dcookie", ALL, "profiling"},
-    {"migrate_pages", ALL, "other processes' memory"},
-    {"move_pages", ALL, "other processes' memory"},
-    {"sethostname", V, "the host's name"},
-    {"setdomainname", ALL, "the host's name"},
+    {"bpf", ALL | D, "code in the kernel"},
+    {"perf_event_open", ALL | D, "a large and often broken part of the kernel"},
+    {"init_module", ALL | D, "code in the kernel"},
+    {"finit_module", ALL | D, "code in the kernel"},
+    {"delete_module", ALL | D, "code out of the kernel"},
+    {"kexec_load", ALL | D, "another kernel"},
+    {"kexec_file_load", ALL | D, "another kernel"},
+    {"reboot", ALL | D, "the host"},
+    {"swapon", ALL | D, "the host"},
+    {"swapoff", ALL | D, "the host"},
+    {"acct", ALL | D, "the host"},
+    {"quotactl", ALL | D, "the host"},
+    {"syslog", ALL | D, "addresses of the kernel"},
+    {"settimeofday", ALL | D, "the host's clock"},
+    {"clock_settime", ALL | D, "the host's clock"},
+    {"clock_adjtime", ALL | D, "the host's clock"},
+    {"adjtimex", ALL | D, "the host's clock"},
+    {"iopl", ALL | D, "the host's devices"},
+    {"ioperm", ALL | D, "the host's devices"},
+    {"modify_ldt", ALL | D, "a part of the kernel nobody needs"},
+    {"vhangup", ALL | D, "the host's terminals"},
+    {"add_key", ALL | D, "the kernel's keys"},
+    {"request_key", ALL | D, "the kernel's keys, and a program run as root"},
+    {"keyctl", V | D, "the kernel's keys"},
+    {"unshare", ALL | D, "new namespaces: a user namespace has every capability inside"},
+    {"setns", ALL | D, "other processes' namespaces"},
+    {"chroot", ALL | D, "roots"},
+    {"mount", V | D, "mounts"},
+    {"umount2", V | D, "mounts"},
+    {"pivot_root", V | D, "roots"},
+    {"move_mount", ALL | D, "mounts, the new way"},
+    {"open_tree", ALL | D, "mounts, the new way"},
+    {"fsopen", ALL | D, "mounts, the new way"},
+    {"fsconfig", ALL | D, "mounts, the new way"},
+    {"fsmount", ALL | D, "mounts, the new way"},
+    {"fspick", ALL | D, "mounts, the new way"},
+    {"mount_setattr", ALL | D, "mounts, the new way"},
+    {"fanotify_init", ALL | D, "watching what others open"},
+    {"lookup_dcookie", ALL | D, "profiling"},
+    {"migrate_pages", ALL | D, "other processes' memory"},
+    {"move_pages", ALL | D, "other processes' memory"},
+    {"sethostname", V | D, "the host's name"},
+    {"setdomainname", ALL | D, "the host's name"},
     {"mknod", V, "devices"},
     {"mknodat", V, "devices"},
-    {"capset", V, "capabilities"},
+    {"capset", V | D, "capabilities"},
     {"setgroups", V, "identity"},
     {"setuid", V, "identity"},
     {"setreuid", V, "identity"},
     {"setresuid", V, "identity"},
     {"setfsuid", V, "identity"},
 };
+
+/* What spaced has no use for and libraries may try: unknown. It speaks to the network and executes programs
+ * that tell their versions, so of it there is no list of what it may. */
+static const char *const unknown_to_daemon[] = {"io_uring_setup", "io_uring_enter", "io_uring_register",
+                                                "userfaultfd",    "memfd_secret",   "execveat"};
+
+static int add_unknown(scmp_filter_ctx ctx)
+{
+    int rc = 0;
+    for (size_t i = 0; rc == 0 && i < ARRAY_LEN(unknown_to_daemon); i++) {
+        int nr = seccomp_syscall_resolve_name(unknown_to_daemon[i]);
+        if (nr >= 0)
+            rc = seccomp_rule_add(ctx, SCMP_ACT_ERRNO(ENOSYS), nr, 0);
+    }
+    /* Families behind netlink, which name look-ups use: packets, vsock, the kernel's ciphers, ... */
+    return rc < 0 ? rc
+                  : seccomp_rule_add(ctx, SCMP_ACT_ERRNO(ENOSYS), SCMP_SYS(socket), 1,
+                                     SCMP_CMP(0, SCMP_CMP_GT, AF_NETLINK));
+}
 
 /* Rows of what a VMM may do are the broker's too: see above. */
 static bool is_for(const struct rule *r, enum filter_kind kind)
@@ -360,7 +380,7 @@ static int add_rules(scmp_filter_ctx ctx, enum filter_kind kind)
     for (size_t i = 0; rc == 0 && i < ARRAY_LEN(deadly); i++)
         if (deadly[i].kinds & BIT(kind))
             rc = add_rule(ctx, &deadly[i], SCMP_ACT_KILL_PROCESS);
-    return rc;
+    return rc == 0 && kind == FILTER_DAEMON ? add_unknown(ctx) : rc;
 }
 
 /* The library writes programs to descriptors only. */
@@ -383,7 +403,7 @@ static int read_program(scmp_filter_ctx ctx, struct filter *ret)
 
 int filter_make(enum filter_kind kind, struct filter *ret, struct error *err)
 {
-    scmp_filter_ctx ctx = seccomp_init(SCMP_ACT_ERRNO(ENOSYS));
+    scmp_filter_ctx ctx = seccomp_init(kind == FILTER_DAEMON ? SCMP_ACT_ALLOW : SCMP_ACT_ERRNO(ENOSYS));
     int rc = ctx ? add_rules(ctx, kind) : -ENOMEM;
     if (rc == 0)
         rc = read_program(ctx, ret);

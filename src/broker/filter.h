@@ -1,6 +1,6 @@
-/* System call filters: of a VMM, by kind, and of the broker itself. Each is a table of calls with a reason
- * for every row (filter.c), made into a program for the kernel while nothing else runs and installed later,
- * in a child that may not allocate.
+/* System call filters: of a VMM, by kind, of the broker itself, and of spaced. Each is a table of calls with
+ * a reason for every row (filter.c), made into a program for the kernel while nothing else runs and installed
+ * later, in a child that may not allocate.
  *
  * Three answers: a call of the table works; one that no VMM or broker has any reason to make, and that would
  * be a step of an attack, ends the process; every other call fails with ENOSYS, as on a kernel that does not
@@ -17,8 +17,22 @@ enum filter_kind {
     FILTER_QEMU_KVM,    /* QEMU with /dev/kvm */
     FILTER_FIRECRACKER, /* Firecracker, which always has /dev/kvm */
     FILTER_BROKER,      /* space-privd, and what it starts until that installs its own */
+    FILTER_DAEMON,      /* spaced: everything works but what ends the process and a few more */
     FILTER_KINDS,
 };
+
+/* Sanitizers look at their process with calls of their own (ptrace among them): the programs of such a build
+ * put no filter on themselves. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define FILTER_SANITIZED true
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) || __has_feature(memory_sanitizer)
+#define FILTER_SANITIZED true
+#endif
+#endif
+#ifndef FILTER_SANITIZED
+#define FILTER_SANITIZED false
+#endif
 
 #define FILTER_INSNS_MAX 2048
 

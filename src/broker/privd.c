@@ -44,18 +44,6 @@ static const struct {
     {CAP_KILL, "end VMMs and builds, which run under other uids"},
 };
 
-/* Sanitizers look at the process with calls of their own. */
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define SANITIZED true
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) || __has_feature(memory_sanitizer)
-#define SANITIZED true
-#endif
-#endif
-#ifndef SANITIZED
-#define SANITIZED false
-#endif
-
 static int drop_capabilities(struct error *err)
 {
     capng_clear(CAPNG_SELECT_BOTH);
@@ -69,7 +57,7 @@ static int drop_capabilities(struct error *err)
 /* On every thread, when all there are have begun. */
 static int confine(struct privd *p, struct error *err)
 {
-    if (SANITIZED) {
+    if (FILTER_SANITIZED) {
         LOG(LOG_WARN, "no system call filter: this build has a sanitizer", "pid=%d", (int)getpid());
         return 0;
     }

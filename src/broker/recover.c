@@ -357,7 +357,7 @@ static int mend_pool(struct privd *p, struct error *err)
 static int make_filters(struct privd *p, struct error *err)
 {
     int rc = 0;
-    for (int kind = 0; rc == 0 && kind < FILTER_KINDS; kind++)
+    for (int kind = 0; rc == 0 && kind < FILTER_DAEMON; kind++)
         rc = filter_make((enum filter_kind)kind, &p->filters[kind], err);
     return rc;
 }

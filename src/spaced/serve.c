@@ -16,6 +16,7 @@
 #include "base/fs.h"
 #include "base/str.h"
 #include "broker/broker.h"
+#include "broker/filter.h"
 #include "data/data.h"
 #include "golden/golden.h"
 #include "http/idempotency.h"
@@ -412,11 +413,27 @@ static void close_all(struct daemon *d)
     loop_destroy(d->loop);
 }
 
+/* Before there are threads, which then have it too. Sanitizers trace, which would end this process. */
+static int confine(struct error *err)
+{
+    if (FILTER_SANITIZED)
+        return 0;
+    AUTO_FREE struct filter *f = calloc(1, sizeof(*f));
+    if (!f)
+        return error_set(err, ERROR_NO_MEMORY, "out of memory");
+    int rc = filter_make(FILTER_DAEMON, f, err);
+    if (rc == 0 && filter_install(f, true) < 0)
+        rc = error_errno(err, ERROR_INTERNAL, errno, "install the system call filter");
+    return rc;
+}
+
 int serve(struct handoff *h, struct error *err)
 {
     static const int signals[] = {SIGTERM, SIGINT, 0};
     struct daemon d = {.h = h, .started_ns = clock_mono_ns()};
-    int rc = loop_create(&d.loop, err);
+    int rc = confine(err);
+    if (rc == 0)
+        rc = loop_create(&d.loop, err);
     if (rc < 0)
         return rc;
     (void)signal(SIGPIPE, SIG_IGN);

@@ -193,11 +193,14 @@ class Confinement(SpaceTest):
             self.assertNotIn(other.id, target)
 
     def test_the_daemon(self):
-        status = self.server.daemon().status()
+        daemon = self.server.daemon()
+        status = daemon.status()
         self.assertNotIn("0", status["Uid"].split())
         self.assertEqual(status["NoNewPrivs"], "1")
         self.assertEqual(int(status["CapEff"], 16), 0)
         self.assertEqual(int(status["CapPrm"], 16), 0)
+        sanitized = b"__asan_init" in host.read(f"/proc/{daemon.pid}/exe", binary=True)
+        self.assertEqual(status["Seccomp"], "0" if sanitized else "2")
         for name in ("dev.key", os.path.join("pool", "sandboxes")):
             path = os.path.join(self.server.state_dir, name)
             self.assertNotEqual(str(os.stat(path).st_uid), status["Uid"].split()[0], path)
