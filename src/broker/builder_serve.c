@@ -84,11 +84,20 @@ static void make_argv(struct serve *s)
     s->argv[n] = NULL;
 }
 
+/* Memory that runs short is taken from a build before it is from the daemon. */
+static void prefer_for_oom(void)
+{
+    AUTO_CLOSE int fd = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
+    if (fd >= 0)
+        (void)!write(fd, "500", 3);
+}
+
 static int builder_child(void *arg, int gate_fd, struct jail_fail *fail)
 {
     const struct serve *s = arg;
     jail_reset_signals();
     (void)setsid();
+    prefer_for_oom();
     if (jail_wait_gate(gate_fd, fail) < 0)
         return -1;
     (void)execve(s->argv[0], s->argv, s->env);

@@ -334,6 +334,31 @@ static void test_cancel(void **state)
     (void)close(pipe_fds[1]);
 }
 
+/* A number of /proc/PID/FILE after this text; -1 without it. */
+static long proc_number(pid_t pid, const char *file, const char *after)
+{
+    AUTO_FREE char *path = str_printf("/proc/%d/%s", (int)pid, file);
+    AUTO_FREE char *text = NULL;
+    size_t n;
+    struct error err = ERROR_INIT;
+    assert_ok(fs_read_file(AT_FDCWD, path, 1 << 16, &text, &n, &err), &err);
+    const char *at = strstr(text, after);
+    return at ? strtol(at + strlen(after), NULL, 10) : -1;
+}
+
+/* The spawner's child, not the broker's: under no filter of the broker's, and the first to go when memory
+ * runs short. Returns the spawner. */
+static pid_t assert_spawned(pid_t builder, pid_t broker)
+{
+    pid_t spawner = (pid_t)proc_number(builder, "status", "\nPPid:");
+    assert_int_not_equal(spawner, broker);
+    assert_int_equal(proc_number(spawner, "status", "\nPPid:"), broker);
+    assert_int_equal(proc_number(builder, "status", "\nSeccomp:"),
+                     proc_number(getpid(), "status", "\nSeccomp:"));
+    assert_int_equal(proc_number(builder, "oom_score_adj", ""), 500);
+    return spawner;
+}
+
 /* The broker dies in the middle of a build: the next one ends what is left of it. */
 static void test_crash_during_a_build(void **state)
 {
@@ -361,6 +386,7 @@ static void test_crash_during_a_build(void **state)
     pid_t builder = (pid_t)strtol(text, NULL, 10);
     assert_true(proc_start_time(builder) != 0);
     pid_t broker = real_broker_pid(&real);
+    pid_t spawner = assert_spawned(builder, broker);
     assert_int_equal(kill(broker, SIGKILL), 0);
     real_wait(&real, &real.gone, 10);
     (void)proc_wait(broker);
@@ -369,6 +395,9 @@ static void test_crash_during_a_build(void **state)
     CALL(&real, &other, 30, broker_info, on_info, &other);
     assert_answer(&other);
     assert_true(real_has_ended(builder));
+    for (int i = 0; i < 1000 && !real_has_ended(spawner); i++)
+        (void)poll(NULL, 0, 10);
+    assert_true(real_has_ended(spawner)); /* with the broker, by itself */
     assert_no_leftovers();
     (void)close(pipe_fds[0]);
     (void)close(pipe_fds[1]);
