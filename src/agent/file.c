@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -15,7 +16,8 @@
 #define RING_SIZE 262144
 /* What a few files are given that turn out to be large: while one is waited for, the others of its way (disk,
  * host, this process) go on. */
-#define WIDE_WINDOW 1048576
+#define WIDE_WINDOW SHARE_IN_SIZE
+#define WIDE_PIPE 1048576                  /* the same for what goes through a pipe */
 #define WIDE_FROM (PROTO_WRITE_WINDOW / 2) /* bytes after which a file is large */
 #define WIDE_MAX 8
 #define CHILD_DATA 3
@@ -93,6 +95,9 @@ static void let_go(struct file *f)
         link_unpin(&f->agent->link, f->out.ring, f->out.size);
     out_finish(&f->out);
     in_finish(&f->in);
+    f->in.ring = NULL;
+    share_unmap(f->shared, f->shared_size);
+    f->shared = NULL;
     agent_unwatch(f->agent, &f->control_watch);
     if (f->control >= 0)
         (void)close(f->control);
@@ -104,33 +109,126 @@ static void let_go(struct file *f)
     check_over(f);
 }
 
-static void on_report(struct watch *w, uint32_t events)
+/* --- memory shared with the child (share.h) --- */
+
+/* READ: bytes of the file stand in the next half. */
+static bool take_half(struct file *f, uint32_t filled)
 {
-    struct file *f = w->arg;
+    if (!f->shared || f->writes || f->halves == 2 || filled == 0 || filled > SHARE_HALF)
+        return false;
+    if (!f->out.ring)
+        out_lend(&f->out, f->shared, f->shared_size);
+    unsigned slots = 0;
+    for (uint32_t at = 0; at < filled; at += SHARE_DATA, slots++) {
+        uint32_t n = filled - at < SHARE_DATA ? filled - at : SHARE_DATA;
+        if (!out_add(&f->out, share_slot(f->shared, f->next_half, slots), n))
+            return false;
+    }
+    f->half[f->halves++] = slots;
+    f->next_half ^= 1;
+    return true;
+}
+
+static void watch_output(struct file *f)
+{
+    /* What is shared goes first, and leaves its place to what comes through the pipe. */
+    if (f->out.fd >= 0 && !f->out_watch.events && f->halves == 0 && out_has_room(&f->out))
+        agent_watch(f->agent, &f->out_watch, EPOLLIN);
+}
+
+/* Nothing of a file is being written to the port: what has been sent has gone, and its place is free. No
+ * epoch will ask for it again. */
+static void make_room(struct file *f)
+{
+    out_forget_sent(&f->out);
+    while (f->halves > 0) {
+        unsigned later = f->halves == 2 ? f->half[1] : 0;
+        f->half[0] = f->out.count > later ? f->out.count - later : 0;
+        if (f->half[0] > 0)
+            break;
+        f->half[0] = later;
+        f->halves--;
+        f->give_back++;
+    }
+    const struct share_word w = {.filled = 0};
+    while (f->give_back > 0 && share_tell(f->control, &w))
+        f->give_back--;
+    watch_output(f);
+}
+
+/* WRITE: tells the child of what is worth it, and of the end. */
+static void feed_shared(struct file *f)
+{
+    struct share_word w = {f->in.received, f->committed};
+    if (f->done || f->control < 0 || f->told_commit)
+        return;
+    if ((w.last || w.filled - f->told_filled >= SHARE_STEP) && share_tell(f->control, &w)) {
+        f->told_filled = w.filled;
+        f->told_commit = w.last;
+    }
+    if (in_must_tell(&f->in))
+        f->agent->tell = true;
+}
+
+/* WRITE: what was shared is in the file. */
+static bool take_room(struct file *f, uint64_t taken)
+{
+    if (!f->shared || !f->writes || taken > f->told_filled || in_taken(&f->in, taken) < 0)
+        return false;
+    feed_shared(f);
+    return true;
+}
+
+/* --- the child's word --- */
+
+static void take_report(struct file *f, struct file_report *r)
+{
+    bool good = true;
+    if (r->opened) {
+        if (r->has_stat)
+            proto_stat_put(f->stat, &r->stat);
+        f->has_stat = r->has_stat;
+        f->tell_opened = true;
+        f->agent->tell = true;
+    } else if (r->filled) {
+        good = take_half(f, r->filled);
+    } else if (r->taken) {
+        good = take_room(f, r->taken);
+    } else {
+        if (r->has_stat)
+            proto_stat_put(f->stat, &r->stat);
+        f->has_stat = r->has_stat;
+        r->message[sizeof(r->message) - 1] = '\0';
+        end_with(f, r->code, r->message);
+    }
+    if (!good)
+        end_with(f, ERROR_INTERNAL, "the file operation told of what cannot be");
+}
+
+/* Whether there was one, or an end. */
+static bool read_report(struct file *f)
+{
     struct file_report r;
     ssize_t n = recv(f->control, &r, sizeof(r), MSG_DONTWAIT);
-    (void)events;
     /* A child that ended without reading the commit resets the socket; its report stands behind that error.
      */
     if (n < 0 && errno == ECONNRESET)
         n = recv(f->control, &r, sizeof(r), MSG_DONTWAIT);
     if (n < 0 && (errno == EAGAIN || errno == EINTR))
-        return;
-    if (n != sizeof(r)) {
-        agent_unwatch(f->agent, &f->control_watch);
-        end_with(f, ERROR_INTERNAL, "the file operation ended without an answer");
-        return;
+        return false;
+    if (n == sizeof(r)) {
+        take_report(f, &r);
+        return true;
     }
-    if (r.has_stat)
-        proto_stat_put(f->stat, &r.stat);
-    f->has_stat = r.has_stat;
-    if (r.opened) {
-        f->tell_opened = true;
-        f->agent->tell = true;
-        return;
-    }
-    r.message[sizeof(r.message) - 1] = '\0';
-    end_with(f, r.code, r.message);
+    agent_unwatch(f->agent, &f->control_watch);
+    end_with(f, ERROR_INTERNAL, "the file operation ended without an answer");
+    return false;
+}
+
+static void on_report(struct watch *w, uint32_t events)
+{
+    (void)events;
+    (void)read_report(w->arg);
 }
 
 static void on_output(struct watch *w, uint32_t events)
@@ -139,14 +237,23 @@ static void on_output(struct watch *w, uint32_t events)
     (void)events;
     if (f->out.fd < 0)
         return;
-    if (!out_has_room(&f->out))
+    /* What the child has shared it has told of before it wrote to the pipe or closed it. */
+    while (f->shared && f->control_watch.events && read_report(f))
+        ;
+    if (f->halves > 0 || !out_has_room(&f->out))
         agent_unwatch(f->agent, &f->out_watch);
     else if (out_fill(&f->out) < 0)
         end_output(f);
 }
 
+/* --- what goes to the child --- */
+
 static void feed(struct file *f)
 {
+    if (f->in.ring) {
+        feed_shared(f);
+        return;
+    }
     enum in_state state = in_flush(&f->in);
     if (state == IN_WAITS) {
         agent_watch(f->agent, &f->in_watch, EPOLLOUT);
@@ -231,7 +338,11 @@ static int start_child(struct file *f, struct file_job *job)
     f->control = TAKE_FD(e.control[0]);
     f->control_watch = (struct watch){.fd = f->control, .fn = on_report, .arg = f};
     agent_watch(f->agent, &f->control_watch, EPOLLIN);
-    if (f->writes) {
+    if (f->shared)
+        (void)madvise(f->shared, f->shared_size, MADV_DONTFORK); /* no other child's business */
+    if (f->writes && f->shared) {
+        in_lend(&f->in, f->shared, f->shared_size);
+    } else if (f->writes) {
         in_init(&f->in, TAKE_FD(e.data[0]), PROTO_WRITE_WINDOW, false);
         f->in.through = true;
         f->in_watch = (struct watch){.fd = f->in.fd, .fn = on_input, .arg = f};
@@ -292,6 +403,15 @@ static struct file_job job_of(const struct proto_fields *m)
     };
 }
 
+/* One of a few that may turn out to be large. Without memory its data goes through the pipe. */
+static void share_memory(struct file *f, struct file_job *job)
+{
+    bool may = job->op == PROTO_OP_READ || job->op == PROTO_OP_WRITE;
+    f->shared_size = f->writes ? SHARE_IN_SIZE : SHARE_OUT_SIZE;
+    f->shared = may && !job->narrow ? share_map(f->shared_size) : NULL;
+    job->shared = f->shared;
+}
+
 const char *file_start(struct agent *a, uint32_t channel, const struct proto_fields *m)
 {
     struct file_job job = job_of(m);
@@ -312,6 +432,7 @@ const char *file_start(struct agent *a, uint32_t channel, const struct proto_fie
     f->watches = job.op == PROTO_OP_WATCH;
     in_init(&f->in, -1, PROTO_WRITE_WINDOW, false);
     out_init(&f->out, PROTO_FILE_DATA, -1, RING_SIZE);
+    share_memory(f, &job);
     f->next = a->files;
     a->files = f;
     a->file_count++;
@@ -339,16 +460,18 @@ static void widen(struct file *f)
 {
     unsigned wide = 0;
     for (const struct file *o = f->agent->files; o; o = o->next)
-        wide += o->in.window == WIDE_WINDOW;
-    if (wide < WIDE_MAX)
-        in_widen(&f->in, WIDE_WINDOW);
+        wide += o->in.window > PROTO_WRITE_WINDOW;
+    if (f->in.ring)
+        in_widen(&f->in, WIDE_WINDOW); /* the memory is there */
+    else if (wide < WIDE_MAX)
+        in_widen(&f->in, WIDE_PIPE);
 }
 
 const char *file_data(struct file *f, const struct proto_data *d)
 {
     if (!f->writes || f->committed || d->stream != PROTO_FILE_DATA || d->fin || in_data(&f->in, d) < 0)
         return "file data that does not fit";
-    if (f->in.received >= WIDE_FROM && f->in.window < WIDE_WINDOW)
+    if (f->in.received >= WIDE_FROM && f->in.window == PROTO_WRITE_WINDOW)
         widen(f);
     feed(f);
     return NULL;
@@ -358,8 +481,7 @@ const char *file_window(struct file *f, const struct proto_window *w)
 {
     if (f->writes || w->stream != PROTO_FILE_DATA || out_window(&f->out, w->acked, w->limit) < 0)
         return "a window that does not fit";
-    if (f->out.fd >= 0 && !f->out_watch.events && out_has_room(&f->out))
-        agent_watch(f->agent, &f->out_watch, EPOLLIN);
+    watch_output(f);
     return NULL;
 }
 
@@ -416,7 +538,10 @@ void file_tell(struct agent *a, struct file *f)
 bool file_send(struct agent *a, struct file *f)
 {
     const unsigned char *frame;
-    if (!f->channel || !out_ready(&f->out))
+    if (!f->channel)
+        return false;
+    make_room(f);
+    if (!out_ready(&f->out))
         return false;
     size_t n = out_take(&f->out, f->channel, a->link.tag, a->link.scratch, &frame);
     link_frame(&a->link, frame, n);

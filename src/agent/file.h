@@ -5,6 +5,7 @@
 #include "agent/agent.h"
 #include "agent/in.h"
 #include "agent/out.h"
+#include "agent/share.h"
 
 struct file {
     struct agent *agent;
@@ -15,6 +16,14 @@ struct file {
     struct watch control_watch, out_watch, in_watch;
     struct out out;
     struct in in;
+    unsigned char *shared; /* owned; NULL: the data goes through the pipe */
+    size_t shared_size;
+    unsigned half[2];     /* READ: frames of the filled halves that have not gone yet, the older first */
+    unsigned halves;      /* how many of them are filled, */
+    unsigned next_half;   /* and which will be next */
+    unsigned give_back;   /* halves that the child has not been told of */
+    uint64_t told_filled; /* WRITE: what the child knows of */
+    bool told_commit;     /* and of the end */
     bool writes;
     bool tidies; /* its child may have half of something to clear away: it sees its pipes end, and does */
     bool watches;
@@ -42,7 +51,9 @@ void file_free_dead(struct agent *a);
 
 /* --- the child's side (filework.c) --- */
 struct file_report {
-    bool opened; /* else: the end */
+    bool opened;     /* else: the end, unless it tells of memory that is shared: */
+    uint32_t filled; /* READ: bytes that stand in the next half */
+    uint64_t taken;  /* WRITE: the file has everything before this offset */
     int code;
     char message[256];
     bool has_stat;
@@ -60,7 +71,8 @@ struct file_job {
     uint32_t depth, limit;
     bool recursive;
     uint64_t offset, length;
-    bool narrow; /* many are under way: little memory for this one */
+    unsigned char *shared; /* see share.h; NULL: all goes through data */
+    bool narrow;           /* many are under way: little memory for this one */
     int data;    /* pipe to write to (READ, LIST, WATCH, ARCHIVE_READ) or read from (WRITE, ARCHIVE_WRITE) */
     int control; /* where reports go */
     /* Set before the operation's own function is called: */

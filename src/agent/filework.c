@@ -19,8 +19,6 @@
 #include "base/str.h"
 
 #define COPY_SIZE 1048576
-#define DIRECT_READ 524288 /* half of what the pipe takes, so that reading and sending overlap */
-#define DIRECT_PARTS 4     /* when a part's turn comes again, the pipe holds at most two later ones */
 #define DIRECT_ALIGN 4096
 
 static void report(const struct file_job *j, const struct file_report *r)
@@ -131,6 +129,12 @@ bool work_direct(int fd, bool on)
     return flags >= 0 && wanted != flags && fcntl(fd, F_SETFL, wanted) == 0;
 }
 
+void work_taken(const struct file_job *j, uint64_t offset)
+{
+    const struct file_report r = {.taken = offset};
+    report(j, &r);
+}
+
 bool work_committed(const struct file_job *j)
 {
     char word;
@@ -233,50 +237,44 @@ static int splice_out(const struct file_job *j, int fd, off_t at, uint64_t left)
     return 0;
 }
 
-/* Lends n bytes at p to the pipe: the agent copies them from where they are. */
-static int lend(const struct file_job *j, void *p, size_t n)
+/* Reads once into a half of what is shared. The count, 0 at the end, -1. */
+static ssize_t read_half(const struct file_job *j, int fd, unsigned half, off_t at)
 {
-    struct iovec v = {p, n};
-    while (v.iov_len > 0) {
-        ssize_t w = vmsplice(j->data, &v, 1, 0);
-        if (w < 0 && errno == EINTR)
-            continue;
-        if (w < 0)
-            return -1;
-        v.iov_base = (char *)v.iov_base + w;
-        v.iov_len -= (size_t)w;
-    }
-    return 0;
+    struct iovec parts[SHARE_HALF_SLOTS];
+    ssize_t n;
+    for (unsigned i = 0; i < SHARE_HALF_SLOTS; i++)
+        parts[i] = (struct iovec){share_slot(j->shared, half, i), SHARE_DATA};
+    do
+        n = preadv(fd, parts, SHARE_HALF_SLOTS, at);
+    while (n < 0 && errno == EINTR);
+    return n;
 }
 
-/* Reads the blocks of a large file past the page cache, which would cost the guest several times as much.
- * What does not fill a block, and all of it where that cannot be done, is left: *at and *left say so. */
+/* Reads the blocks of a large file past the page cache, which would cost the guest several times as much, to
+ * where the agent sends them from. What does not fill a half, and all of it where that cannot be done, is
+ * left: *at and *left say so. */
 static int direct_out(const struct file_job *j, int fd, off_t *at, uint64_t *left)
 {
-    unsigned char *parts[DIRECT_PARTS];
-    for (unsigned i = 0; i < DIRECT_PARTS; i += 2) {
-        parts[i] = work_block();
-        if (!parts[i])
-            return 0;
-        parts[i + 1] = parts[i] + DIRECT_READ;
-    }
+    unsigned half = 0, free = 2;
+    struct share_word back;
     if (!work_direct(fd, true))
         return 0;
-    (void)fcntl(j->data, F_SETPIPE_SZ, WORK_BLOCK); /* emptied while the next part is on its way */
-    for (unsigned i = 0; *left >= DIRECT_READ;) {
-        ssize_t n = pread(fd, parts[i], DIRECT_READ, *at);
-        if (n < 0 && errno == EINTR)
-            continue;
+    while (*left >= SHARE_HALF) {
+        if (free == 0 && !share_hear(j->control, &back))
+            return -1;
+        free += free == 0;
+        ssize_t n = read_half(j, fd, half, *at);
         if (n < 0 && errno != EINVAL)
             return work_failed(j, errno, "cannot read the file");
         if (n <= 0)
             break;
-        if (lend(j, parts[i], (size_t)n) < 0)
-            return -1;
-        i = (i + 1) % DIRECT_PARTS;
+        const struct file_report r = {.filled = (uint32_t)n};
+        report(j, &r);
+        half ^= 1;
+        free--;
         *at += n;
         *left -= (uint64_t)n;
-        if (n < DIRECT_READ)
+        if (n < SHARE_HALF)
             break; /* the end, as far as one sees */
     }
     (void)work_direct(fd, false);
@@ -289,7 +287,7 @@ static int copy_out(const struct file_job *j, int fd, uint64_t size)
     uint64_t left = j->length;
     if (j->offset > INT64_MAX)
         return work_failed(j, EINVAL, "the offset is too large");
-    bool large = !j->narrow && size >= WORK_BLOCK && j->offset <= size - WORK_BLOCK && left >= WORK_BLOCK;
+    bool large = j->shared && size >= WORK_BLOCK && j->offset <= size - WORK_BLOCK && left >= WORK_BLOCK;
     if (large && j->offset % DIRECT_ALIGN == 0 && direct_out(j, fd, &at, &left) < 0)
         return -1;
     return splice_out(j, fd, at, left);

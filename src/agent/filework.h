@@ -48,6 +48,9 @@ unsigned char *work_block(void);
  * many file systems cannot do it, and some only say so when it is tried (EINVAL). */
 bool work_direct(int fd, bool on);
 
+/* WRITE: everything before this offset of the stream, which stood in j->shared, is in the file. */
+void work_taken(const struct file_job *j, uint64_t offset);
+
 /* WRITE, ARCHIVE_WRITE: the data (read from j->data) has ended. Whether the host has said that this was all;
  * else it has given up, and what is half made has to go. */
 bool work_committed(const struct file_job *j);

@@ -8,6 +8,9 @@
 #include "agent/filework.h"
 #include "base/cleanup.h"
 
+#define DIRECT_ALIGN 4096
+#define DIRECT_MIN 131072 /* less goes by way of the page cache: it is not worth a wait for the disk */
+
 struct target {
     struct work_place place;
     char temp[WORK_TEMP_SIZE]; /* its name in the directory; "" when there is none */
@@ -117,6 +120,52 @@ static int copy_in(const struct file_job *j, struct target *t, int fd)
     }
 }
 
+/* Writes a piece of the ring: whole blocks past the page cache, as in copy_in. */
+static int write_piece(struct target *t, int fd, const unsigned char *p, size_t n)
+{
+    size_t direct = n >= DIRECT_MIN ? n - n % DIRECT_ALIGN : 0;
+    if (direct > 0) {
+        (void)work_direct(fd, true);
+        if (write_all(t, fd, p, direct) < 0)
+            return -1;
+    }
+    if (direct == n)
+        return 0;
+    (void)work_direct(fd, false);
+    return write_all(t, fd, p + direct, n - direct);
+}
+
+/* Writes what the ring holds between *done and the word's offset, but for a block that is still to be filled.
+ */
+static int write_ring(const struct file_job *j, struct target *t, int fd, const struct share_word *w,
+                      uint64_t *done)
+{
+    while (*done < w->filled) {
+        size_t at = (size_t)(*done % SHARE_IN_SIZE), n = SHARE_IN_SIZE - at;
+        n = w->filled - *done < n ? (size_t)(w->filled - *done) : n;
+        n -= w->last ? 0 : n % DIRECT_ALIGN;
+        if (n == 0)
+            break;
+        if (write_piece(t, fd, j->shared + at, n) < 0)
+            return -1;
+        *done += n;
+    }
+    return 0;
+}
+
+/* As copy_in, from what is shared with the agent. -1 without a fault: the host has given up. */
+static int copy_shared(const struct file_job *j, struct target *t, int fd)
+{
+    struct share_word w = {.last = false};
+    for (uint64_t done = 0, told = 0; !w.last; told = done) {
+        if (!share_hear(j->control, &w) || write_ring(j, t, fd, &w, &done) < 0)
+            return -1;
+        if (done > told && !w.last)
+            work_taken(j, done);
+    }
+    return 0;
+}
+
 /* What is not asked for stays as it was, as far as the kernel lets this user. */
 static int give_owner(const struct file_job *j, struct target *t, int fd)
 {
@@ -147,7 +196,9 @@ static int write_file(const struct file_job *j, struct target *t, struct stat *r
     if (find_target(j, t) < 0)
         return -1;
     AUTO_CLOSE int fd = open_temp(t);
-    if (fd < 0 || copy_in(j, t, fd) < 0 || !work_committed(j))
+    if (fd < 0)
+        return -1;
+    if (j->shared ? copy_shared(j, t, fd) < 0 : copy_in(j, t, fd) < 0 || !work_committed(j))
         return -1;
     return finish(j, t, fd, ret);
 }

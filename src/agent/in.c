@@ -1,6 +1,7 @@
 #include "agent/in.h"
 
 #include <errno.h>
+#include <string.h>
 #include <unistd.h>
 
 #define TTY_END 0x04 /* VEOF of a terminal in its usual mode */
@@ -9,6 +10,20 @@ void in_init(struct in *i, int fd, size_t window, bool tty)
 {
     *i = (struct in){.fd = fd, .window = window, .tty = tty, .announced = window};
     buf_init(&i->held, window + 1); /* and the end character */
+}
+
+void in_lend(struct in *i, unsigned char *ring, size_t size)
+{
+    i->ring = ring;
+    i->ring_size = size;
+}
+
+int in_taken(struct in *i, uint64_t offset)
+{
+    if (offset < i->taken || offset > i->received)
+        return -1;
+    i->taken = offset;
+    return 0;
 }
 
 void in_widen(struct in *i, size_t window)
@@ -38,6 +53,17 @@ static size_t write_through(const struct in *i, const unsigned char *p, size_t n
     return w > 0 ? (size_t)w : 0;
 }
 
+/* The credit has seen to it that there is room. */
+static void put_into_ring(struct in *i, const unsigned char *p, size_t n)
+{
+    size_t at = (size_t)(i->received % i->ring_size);
+    size_t first = n < i->ring_size - at ? n : i->ring_size - at;
+    if (p != i->ring + at)
+        memcpy(i->ring + at, p, first);
+    if (n > first)
+        memcpy(i->ring, p + first, n - first);
+}
+
 int in_data(struct in *i, const struct proto_data *d)
 {
     const unsigned char *p = d->bytes;
@@ -51,6 +77,8 @@ int in_data(struct in *i, const struct proto_data *d)
     n -= (size_t)known;
     if (i->fin)
         return n == 0 ? 0 : -1; /* a repeated end */
+    if (i->ring)
+        put_into_ring(i, p, n);
     i->received += n;
     size_t gone = write_through(i, p, n);
     if (i->fd >= 0 && !buf_append(&i->held, p + gone, n - gone))
@@ -80,7 +108,7 @@ enum in_state in_flush(struct in *i)
 
 uint64_t in_limit(const struct in *i)
 {
-    size_t held = buf_len(&i->held);
+    size_t held = i->ring ? (size_t)(i->received - i->taken) : buf_len(&i->held);
     return i->received + i->window - (held < i->window ? held : i->window);
 }
 

@@ -14,6 +14,9 @@ struct in {
     bool through; /* what fits is written as it comes, and not held first */
     size_t window;
     struct buf held;
+    unsigned char *ring; /* not owned; then no fd: what arrives is put here, for somebody who takes it */
+    size_t ring_size;
+    uint64_t taken;     /* of what arrived, out of the ring */
     int error;          /* errno of the write that failed: nobody reads */
     uint64_t received;  /* arrived from the host */
     uint64_t announced; /* limit the host was last told */
@@ -21,6 +24,13 @@ struct in {
 
 void in_init(struct in *i, int fd, size_t window, bool tty);
 void in_finish(struct in *i);
+
+/* What arrives goes into memory of the caller's: the byte at offset o to o modulo its size, which is at least
+ * the window. Room is made by in_taken. Only before the first byte. */
+void in_lend(struct in *i, unsigned char *ring, size_t size);
+
+/* The taker is done with everything before this offset: -1 when that has not arrived or was taken before. */
+int in_taken(struct in *i, uint64_t offset);
 
 /* A larger window from here on; the host is to be told. */
 void in_widen(struct in *i, size_t window);

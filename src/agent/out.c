@@ -9,7 +9,7 @@
 
 #include "base/bytes.h"
 
-#define BEFORE (PROTO_HEADER + PROTO_DATA_PRELUDE) /* what precedes the data of a frame */
+#define BEFORE PROTO_DATA_BEFORE
 #define AROUND (BEFORE + PROTO_TRAILER)
 #define READ_MIN 4096 /* no read for less room than this */
 #define IOV_MAX_FRAMES 32
@@ -20,6 +20,7 @@ void out_init(struct out *o, enum proto_stream stream, int fd, size_t size)
     o->stream = stream;
     o->fd = fd;
     o->size = size;
+    o->lent = false;
     o->first = o->count = o->next = 0;
     o->skip = 0;
     o->end = o->sent = o->acked = o->limit = 0;
@@ -28,7 +29,7 @@ void out_init(struct out *o, enum proto_stream stream, int fd, size_t size)
 
 static void unmap_ring(struct out *o)
 {
-    if (o->ring)
+    if (o->ring && !o->lent)
         (void)munmap(o->ring, o->size);
     o->ring = NULL;
 }
@@ -54,6 +55,14 @@ static int map_ring(struct out *o)
     (void)madvise(p, o->size, MADV_DONTFORK); /* children that work on files need none of it */
     o->ring = p;
     return 0;
+}
+
+void out_lend(struct out *o, unsigned char *ring, size_t size)
+{
+    unmap_ring(o);
+    o->ring = ring;
+    o->size = size;
+    o->lent = true;
 }
 
 static struct out_frame *frame_at(struct out *o, unsigned i)
@@ -111,6 +120,14 @@ static void add_frames(struct out *o, size_t at, size_t n)
         n -= part;
     }
     o->head = at;
+}
+
+bool out_add(struct out *o, const unsigned char *data, size_t n)
+{
+    if (o->count == OUT_FRAMES)
+        return false;
+    add_frames(o, (size_t)(data - o->ring) - BEFORE, n);
+    return true;
 }
 
 /* Whether every writer is gone and nothing is left to read. */

@@ -19,8 +19,9 @@ struct out_frame {
 struct out {
     enum proto_stream stream;
     int fd;              /* owned; -1 at its end */
-    unsigned char *ring; /* owned mapping; made on first use */
+    unsigned char *ring; /* owned mapping, made on first use; or lent */
     size_t size;
+    bool lent;
     size_t head;                         /* where the next frame goes */
     struct out_frame frames[OUT_FRAMES]; /* a queue: first unacknowledged one at `first` */
     unsigned first, count;
@@ -35,6 +36,14 @@ struct out {
 /* fd becomes owned and must be non-blocking. size: of the ring, a power of two of at least 64 KiB. */
 void out_init(struct out *o, enum proto_stream stream, int fd, size_t size);
 void out_finish(struct out *o);
+
+/* Memory of the caller's is the ring from here on, size bytes until out_finish. Only before the first read.
+ */
+void out_lend(struct out *o, unsigned char *ring, size_t size);
+
+/* Bytes that somebody else has put into the lent ring, for one frame: n of them, at most PROTO_DATA_MAX, with
+ * PROTO_DATA_BEFORE bytes free before them and PROTO_TRAILER behind. False: too many frames wait. */
+bool out_add(struct out *o, const unsigned char *data, size_t n);
 
 /* Reads once, as much as there is room for. 1: got bytes; 0: none now or no room; -1: the end, with errno: 0,
  * or why nothing can be read any more. */

@@ -14,6 +14,7 @@
 
 #include "agent/in.h"
 #include "agent/out.h"
+#include "agent/share.h"
 
 #define TAG 77u
 #define RING 65536
@@ -340,6 +341,85 @@ static int ignore_sigpipe(void **state)
     return signal(SIGPIPE, SIG_IGN) == SIG_ERR;
 }
 
+/* What arrives lies in the lent memory where its offset says, around its end too, and is never written over
+ * before it was taken. */
+static void what_arrives_lies_in_lent_memory(void **state)
+{
+    enum { SIZE = 4096 };
+    (void)state;
+    static unsigned char ring[SIZE], part[1000];
+    struct in in;
+    uint64_t sent = 0, taken = 0;
+    srand(2);
+    in_init(&in, -1, SIZE, false);
+    in_lend(&in, ring, SIZE);
+    for (int i = 0; i < 20000; i++) {
+        uint64_t room = in_limit(&in) - sent;
+        size_t n = (size_t)((unsigned)rand() % sizeof(part));
+        assert_true(room == SIZE - (sent - taken));
+        n = n < room ? n : (size_t)room;
+        for (size_t k = 0; k < n; k++)
+            part[k] = pattern(sent + k);
+        struct proto_data d = {PROTO_FILE_DATA, false, sent, part, n};
+        in.announced = in_limit(&in);
+        assert_int_equal(in_data(&in, &d), 0);
+        sent += n;
+        assert_int_equal(in_flush(&in), IN_IDLE);
+        uint64_t more = (uint64_t)rand() % (sent - taken + 1);
+        for (uint64_t k = taken; k < taken + more; k++)
+            assert_int_equal(ring[k % SIZE], pattern(k));
+        taken += more;
+        assert_int_equal(in_taken(&in, taken), 0);
+    }
+    assert_true(sent > 10 * SIZE);
+    assert_int_equal(in_taken(&in, sent + 1), -1); /* not there yet */
+    assert_int_equal(in_taken(&in, taken - 1), -1);
+    struct proto_data beyond = {PROTO_FILE_DATA, false, sent, part, 1};
+    in.announced = sent;
+    assert_int_equal(in_data(&in, &beyond), -1);
+    in_finish(&in);
+}
+
+/* What somebody else has put into lent memory goes out as it lies there, cut where the credit ends. */
+static void lent_frames_go_out_as_they_are(void **state)
+{
+    enum { SLOTS = 4 };
+    (void)state;
+    static unsigned char ring[SLOTS * SHARE_SLOT + 4096];
+    struct pipe_out p;
+    open_pipe(&p, RING);
+    out_lend(&p.out, ring, sizeof(ring));
+    for (int round = 0; round < 50; round++) {
+        for (unsigned i = 0; i < SLOTS; i++) {
+            unsigned char *data = share_slot(ring, 0, i);
+            size_t n = i == SLOTS - 1 ? 1000 : SHARE_DATA;
+            for (size_t k = 0; k < n; k++)
+                data[k] = pattern(p.written + k);
+            assert_true(out_add(&p.out, data, n));
+            p.written += n;
+        }
+        while (p.read < p.written) {
+            assert_int_equal(out_window(&p.out, p.read, p.read + 20000), 0);
+            while (out_ready(&p.out))
+                assert_true(consume(&p) > 0);
+        }
+        out_forget_sent(&p.out);
+        assert_int_equal(p.out.count, 0);
+    }
+    /* Then the pipe, by way of the same memory. */
+    produce(&p, 4096);
+    assert_int_equal(out_fill(&p.out), 1);
+    assert_int_equal(out_window(&p.out, p.read, p.read + 4096), 0);
+    assert_int_equal(consume(&p), 4096);
+    out_forget_sent(&p.out);
+    unsigned frames = 0;
+    while (out_add(&p.out, share_slot(ring, 0, 0), 1))
+        frames++;
+    assert_int_equal(frames, OUT_FRAMES);
+    close_pipe(&p); /* and the memory stays */
+    ring[0] = 1;
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -353,6 +433,8 @@ int main(void)
         cmocka_unit_test(stdin_has_a_limit),
         cmocka_unit_test(a_closed_stdin_swallows),
         cmocka_unit_test(the_end_of_a_terminal_is_a_character),
+        cmocka_unit_test(what_arrives_lies_in_lent_memory),
+        cmocka_unit_test(lent_frames_go_out_as_they_are),
     };
     return cmocka_run_group_tests(tests, ignore_sigpipe, NULL);
 }
