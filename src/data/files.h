@@ -8,7 +8,7 @@
 #define FILE_B64_MAX 5464  /* characters of one in base64 */
 #define FILE_USER_MAX 64   /* bytes of a user's name */
 #define FILE_OWNER_MAX (2 * FILE_USER_MAX + 1)
-/* Read from the guest, not sent yet; it stops at 256 KiB and a frame. */
+/* Read from the guest, not sent yet; it stops at GUEST_READ_WINDOW. */
 #define FILE_QUEUE_MAX (1024 * 1024)
 #define FILE_ETAG_SIZE 64
 #define FILE_TO_END UINT64_MAX

@@ -7,8 +7,9 @@
 #include "guest/internal.h"
 
 #define PUSH_PART (60u << 10)
-#define TELL_BYTES (64u << 10)
 #define TELL_FRAMES 32 /* the agent keeps at most some hundred that it has no word of, however small */
+/* What is read and turns out to be large: each word to the agent interrupts it, so they are few. */
+#define WIDE_FROM PROTO_OUTPUT_WINDOW
 #define WRITE_CREDIT_MAX (4u << 20)
 
 static int check_request(const struct guest *g, const struct file_request *r, struct error *err)
@@ -247,11 +248,20 @@ void guest_file_free(struct guest_file *f)
     free(f);
 }
 
+/* Credit beyond what has been taken. */
+static uint64_t read_window(const struct guest_file *f)
+{
+    return f->kind == GUEST_FILE_READS && f->received >= WIDE_FROM ? GUEST_READ_WINDOW : PROTO_OUTPUT_WINDOW;
+}
+
 /* Whether the agent is to hear of what has been taken. */
 static bool is_due(const struct guest_file *f)
 {
-    uint64_t more = f->taken + PROTO_OUTPUT_WINDOW - f->told;
-    return more >= TELL_BYTES || (more > 0 && f->frames >= TELL_FRAMES);
+    uint64_t window = read_window(f);
+    uint64_t more = f->taken + window - f->told;
+    /* A large file hears of many small frames when nothing is left to take: else more will be taken. */
+    bool often = window == PROTO_OUTPUT_WINDOW || f->taken == f->received;
+    return more >= window / 4 || (more > 0 && f->frames >= TELL_FRAMES && often);
 }
 
 void guest_file_taken(struct guest_file *f, size_t n)
@@ -350,7 +360,7 @@ void guest_file_pump(struct guest_file *f)
     if (f->writes) {
         pump_write(f);
     } else if (is_due(f)) {
-        struct proto_window w = {PROTO_FILE_DATA, f->taken, f->taken + PROTO_OUTPUT_WINDOW};
+        struct proto_window w = {PROTO_FILE_DATA, f->taken, f->taken + read_window(f)};
         if (!proto_window_send(&f->g->tx, f->g->tag, f->channel, &w))
             return;
         f->told = w.limit;

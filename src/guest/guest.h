@@ -204,7 +204,8 @@ struct guest_read_events {
 };
 
 /* Reads [offset, offset + length) of a regular file; length UINT64_MAX: to its end. Delivery stops
- * when `data` has been given more than 256 KiB beyond guest_file_taken. */
+ * when `data` has been given GUEST_READ_WINDOW beyond guest_file_taken, or 256 KiB of what is not large. */
+#define GUEST_READ_WINDOW (1u << 20)
 int guest_file_read(struct guest *g, const char *user, const char *path, uint64_t offset, uint64_t length,
                     const struct guest_read_events *events, void *arg, struct guest_file **ret,
                     struct error *err);

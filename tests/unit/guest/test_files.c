@@ -447,6 +447,7 @@ struct large {
     struct guest_file *file;
     size_t size, at; /* of the whole; of what is passed on next */
     bool committed;
+    bool stalls; /* nothing is passed on */
     unsigned opened;
 };
 
@@ -489,7 +490,8 @@ static void on_large(void *arg, const void *data, size_t n)
         if (p[i] != byte_at(l->at + i))
             fail_msg("byte %zu is another", l->at + i);
     l->at += n;
-    guest_file_taken(l->file, n);
+    if (!l->stalls)
+        guest_file_taken(l->file, n);
 }
 
 static void on_large_end(void *arg, const struct error *err)
@@ -547,6 +549,87 @@ static void large_files(void **state)
     read_large(&r, size, 8192, UINT64_MAX);
     read_large(&r, size, size - 10, UINT64_MAX);
     assert_int_equal(r.lost, 0);
+    end(&r);
+}
+
+/* Reads until nothing more comes, as nothing is passed on. */
+static void read_until_it_stalls(struct run *r, struct large *l)
+{
+    static const struct guest_read_events events = {on_large_opened, on_large, on_large_end};
+    struct error e = ERROR_INIT;
+    int64_t end = clock_mono_ns() + LIMIT_MS * CLOCK_NS_PER_MS;
+    size_t before = 0;
+    l->stalls = true;
+    assert_int_equal(guest_file_read(r->g, NULL, at(r, "large"), 0, UINT64_MAX, &events, l, &l->file, &e), 0);
+    while ((l->at == 0 || l->at != before) && clock_mono_ns() < end) {
+        before = l->at;
+        for (int i = 0; i < 5; i++)
+            loop_turn(r->loop, 50);
+    }
+    assert_true(l->at > 0 && l->at <= GUEST_READ_WINDOW);
+    assert_int_equal(l->answer.came, 0);
+}
+
+/* A reader that stops is given no more than its window, and all of it once it goes on. */
+static void a_reader_that_stalls(void **state)
+{
+    (void)state;
+    const size_t size = 6 * 1048576 + 5000;
+    struct run r;
+    begin(&r);
+    write_large(&r, size);
+    struct large l = {.size = size};
+    read_until_it_stalls(&r, &l);
+    l.stalls = false;
+    guest_file_taken(l.file, l.at);
+    until(&r, &l.answer.came, 1);
+    assert_int_equal(l.answer.error.code, 0);
+    assert_int_equal(l.at, size);
+    guest_file_close(l.file);
+    assert_int_equal(r.lost, 0);
+    end(&r);
+}
+
+/* What is closed in the middle leaves its place to the next: more than are given memory of their own. */
+static void readers_that_leave(void **state)
+{
+    (void)state;
+    const size_t size = 3 * 1048576;
+    struct run r;
+    begin(&r);
+    write_large(&r, size);
+    for (int i = 0; i < 10; i++) {
+        struct large l = {.size = size};
+        read_until_it_stalls(&r, &l);
+        guest_file_close(l.file);
+        read_large(&r, size, 0, UINT64_MAX);
+    }
+    assert_int_equal(r.lost, 0);
+    end(&r);
+}
+
+/* A writer that leaves in the middle of a large file leaves nothing of it. */
+static void writers_that_leave(void **state)
+{
+    (void)state;
+    static const struct guest_write_events events = {give, on_stat};
+    struct run r;
+    struct error e = ERROR_INIT;
+    begin(&r);
+    struct guest_write w = {.path = at(&r, "large"), .mode = 0600};
+    struct large l = {.size = SIZE_MAX};
+    assert_int_equal(guest_file_write(r.g, &w, &events, &l, &l.file, &e), 0);
+    give(&l);
+    int64_t end_ns = clock_mono_ns() + LIMIT_MS * CLOCK_NS_PER_MS;
+    while (l.at < 5 * 1048576 && clock_mono_ns() < end_ns)
+        loop_turn(r.loop, 50);
+    assert_true(l.at >= 5 * 1048576);
+    guest_file_close(l.file);
+    write_large(&r, 3 * 1048576 + 1); /* and holds up nobody */
+    assert_int_equal(unlink(at(&r, "large")), 0);
+    while (rmdir(r.dir) < 0 && clock_mono_ns() < end_ns) /* empty once the first has cleared away */
+        loop_turn(r.loop, 50);
+    assert_int_equal(mkdir(r.dir, 0755), 0);
     end(&r);
 }
 
@@ -657,6 +740,9 @@ int main(void)
         cmocka_unit_test(the_owner_of_what_is_written),
         cmocka_unit_test(archives),
         cmocka_unit_test(large_files),
+        cmocka_unit_test(a_reader_that_stalls),
+        cmocka_unit_test(readers_that_leave),
+        cmocka_unit_test(writers_that_leave),
         cmocka_unit_test(large_files_among_many),
         cmocka_unit_test(the_limit_of_watches),
     };

@@ -686,6 +686,77 @@ static void expect_answer(struct world *w, struct answer *a, int code)
     *a = (struct answer){0};
 }
 
+static void on_bytes(void *arg, const void *data, size_t n)
+{
+    struct world *w = arg;
+    (void)data;
+    w->size += n;
+}
+
+static unsigned count_windows(const struct buf *b, uint32_t tag)
+{
+    unsigned windows = 0;
+    struct proto_frame f;
+    const char *why;
+    for (size_t at = 0; at < buf_len(b); at += f.length + PROTO_OVERHEAD) {
+        assert_int_equal(
+            proto_frame_parse(buf_head(b) + at, buf_len(b) - at, tag, PROTO_FROM_HOST, PROTO_UP, &f, &why),
+            PROTO_WHOLE);
+        windows += f.type == PROTO_WINDOW;
+    }
+    return windows;
+}
+
+/* Each word interrupts the guest: few of them take a large file, also when something is always left of it. */
+static void few_words_for_a_large_file(void **state)
+{
+    enum { FRAMES = 512, SIZE = 32000, LEFT = 1000 };
+    (void)state;
+    static const struct guest_read_events events = {NULL, on_bytes, on_done};
+    static const unsigned char bytes[SIZE];
+    struct error e = ERROR_INIT;
+    struct world w;
+    begin(&w, PROTO_VERSION);
+    assert_int_equal(guest_file_read(w.g, NULL, "/x", 0, UINT64_MAX, &events, &w, &w.f, &e), 0);
+    say_opened(&w);
+    for (int i = 0; i < FRAMES; i++) {
+        say_data(&w, bytes, SIZE);
+        guest_file_taken(w.f, i == 0 ? SIZE - LEFT : SIZE);
+        guest_file_pump(w.f);
+    }
+    assert_int_equal(w.lost, 0);
+    assert_int_equal(w.size, FRAMES * SIZE);
+    assert_in_range(count_windows(&w.g->tx, w.g->tag), FRAMES * SIZE / GUEST_READ_WINDOW, 80);
+    end(&w);
+}
+
+/* Small frames count there as well: an agent keeps only so many of them. */
+static void words_for_small_frames_of_a_large_file(void **state)
+{
+    enum { SIZE = 32000 };
+    (void)state;
+    static const struct guest_read_events events = {NULL, on_bytes, on_done};
+    static const unsigned char bytes[SIZE];
+    struct error e = ERROR_INIT;
+    struct world w;
+    begin(&w, PROTO_VERSION);
+    assert_int_equal(guest_file_read(w.g, NULL, "/x", 0, UINT64_MAX, &events, &w, &w.f, &e), 0);
+    say_opened(&w);
+    for (int i = 0; i < 10; i++) {
+        say_data(&w, bytes, SIZE);
+        guest_file_taken(w.f, SIZE);
+        guest_file_pump(w.f);
+    }
+    unsigned before = count_windows(&w.g->tx, w.g->tag);
+    for (int i = 0; i < 100; i++) {
+        say_data(&w, bytes, 1);
+        guest_file_taken(w.f, 1);
+        guest_file_pump(w.f);
+    }
+    assert_in_range(count_windows(&w.g->tx, w.g->tag) - before, 2, 5);
+    end(&w);
+}
+
 /* An agent of an earlier release is not asked for what it does not know. */
 static void earlier_agents(void **state)
 {
@@ -784,13 +855,22 @@ static void requests_as_they_are_read(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_listing_in_pieces),       cmocka_unit_test(the_largest_record),
-        cmocka_unit_test(a_listing_that_fails),      cmocka_unit_test(a_watch),
-        cmocka_unit_test(a_watch_that_is_not_taken), cmocka_unit_test(a_watch_goes_on),
-        cmocka_unit_test(lies_about_listings),       cmocka_unit_test(lies_about_changes),
-        cmocka_unit_test(small_frames_are_told_of),  cmocka_unit_test(nothing_comes_before_the_word),
-        cmocka_unit_test(closed_from_a_record),      cmocka_unit_test(earlier_agents),
-        cmocka_unit_test(requests_that_cannot_be),   cmocka_unit_test(requests_as_they_are_read),
+        cmocka_unit_test(a_listing_in_pieces),
+        cmocka_unit_test(the_largest_record),
+        cmocka_unit_test(a_listing_that_fails),
+        cmocka_unit_test(a_watch),
+        cmocka_unit_test(a_watch_that_is_not_taken),
+        cmocka_unit_test(a_watch_goes_on),
+        cmocka_unit_test(lies_about_listings),
+        cmocka_unit_test(lies_about_changes),
+        cmocka_unit_test(small_frames_are_told_of),
+        cmocka_unit_test(nothing_comes_before_the_word),
+        cmocka_unit_test(closed_from_a_record),
+        cmocka_unit_test(few_words_for_a_large_file),
+        cmocka_unit_test(words_for_small_frames_of_a_large_file),
+        cmocka_unit_test(earlier_agents),
+        cmocka_unit_test(requests_that_cannot_be),
+        cmocka_unit_test(requests_as_they_are_read),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
