@@ -105,7 +105,7 @@ class Packs(FaultTest):
                 self.rollback(sb, sn)
                 self.assertEqual(sb.sh("sha256sum < /run/noise"), want)
                 self.assertEqual(sorted(os.listdir(os.path.dirname(self.file(sn)))),
-                                 ["disk.raw", "manifest", "mem", "pages", "state"])
+                                 ["above", "disk.raw", "manifest", "mem", "pages", "state", "under"])
 
     def again_armed(self):
         """As again; it may die as soon as it has started."""
