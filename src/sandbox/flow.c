@@ -172,7 +172,8 @@ static void resumed(struct sandboxes *s, struct call *c)
         return;
     }
     sb->resumed = true;
-    guest_hold(sb->guest, false);
+    if (sb->guest)
+        guest_hold(sb->guest, false);
     if (sb->step == STEP_SETTLE)
         arrive(s, sb);
 }
