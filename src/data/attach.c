@@ -127,6 +127,8 @@ static void release(struct data_call *c, bool aborted)
     process_reader_close(TAKE(a->reader));
     buf_finish(&a->input);
     buf_finish(&a->lines);
+    if (c->d)
+        http_queue_count(c->d->config.http, &a->counted, 0);
     json_decref(TAKE(a->farewell));
 }
 

@@ -40,6 +40,7 @@ struct attach {
     json_t *farewell; /* came before the connection was there */
     /* NDJSON */
     struct buf lines;
+    size_t counted; /* of lines, in the server's total */
     struct loop_timer ping;
     bool spoke; /* since the timer was started */
     bool broken;

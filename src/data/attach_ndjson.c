@@ -10,6 +10,12 @@
 #define PING_MS 7500     /* silence of 7.5 to 15 s is broken */
 #define LINE_OVERHEAD 96 /* of an output line, over its base64 */
 
+static void count(struct attach *a)
+{
+    if (a->call.d)
+        http_queue_count(a->call.d->config.http, &a->counted, buf_len(&a->lines));
+}
+
 static ssize_t fill(struct http_request *r, void *to, size_t max)
 {
     struct attach *a = http_data(r);
@@ -22,6 +28,7 @@ static ssize_t fill(struct http_request *r, void *to, size_t max)
         return 0;
     memcpy(to, buf_head(&a->lines), n);
     buf_consume(&a->lines, n);
+    count(a);
     if (a->reader && buf_len(&a->lines) < LINES_MAX / 2)
         process_reader_resume(a->reader);
     return (ssize_t)n;
@@ -63,7 +70,8 @@ static bool put_output(struct attach *a, enum guest_stream stream, uint64_t offs
                        size_t n)
 {
     size_t encoded = base64_length(n);
-    if (buf_len(&a->lines) + encoded + LINE_OVERHEAD > LINES_MAX ||
+    size_t most = http_queue_bound(a->call.d->config.http, LINES_MAX);
+    if ((buf_len(&a->lines) > 0 && buf_len(&a->lines) + encoded + LINE_OVERHEAD > most) ||
         !buf_printf(&a->lines, "{\"type\":\"%s\",\"offset\":%llu,\"data_b64\":\"", attach_stream_name(stream),
                     (unsigned long long)offset))
         return false;
@@ -89,6 +97,7 @@ static size_t ndjson_output(struct attach *a, enum guest_stream stream, uint64_t
             break;
         taken += piece;
     }
+    count(a);
     a->spoke = true;
     http_stream_wake(a->call.r);
     return taken;

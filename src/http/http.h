@@ -55,7 +55,8 @@ struct http_config {
     int listen_fd;      /* an already listening socket (owned from success on), or -1 to bind `listen` */
     unsigned connections_max; /* default 4096 */
     unsigned websockets_max;  /* beside them; default: as many */
-    unsigned idle_timeout_s;  /* keep-alive, default 620 */
+    size_t queue_max;        /* bytes queued for all who read output, see http_queue_bound; default 256 MiB */
+    unsigned idle_timeout_s; /* keep-alive, default 620 */
     /* Checks a credential ("Bearer x", X-API-Key); 0 and *ret, or ERROR_UNAUTHORIZED / ERROR_TOKEN_EXPIRED.
      */
     int (*authenticate)(void *arg, const char *key, struct http_principal *ret, struct error *err);
@@ -197,13 +198,24 @@ void *http_ws_arg(const struct http_ws *ws);
 /* Queues a message made of two parts (header and data). False when the bound (1 MiB queued) is reached: wait
  * for room. */
 bool http_ws_send(struct http_ws *ws, bool text, const void *head, size_t head_n, const void *data, size_t n);
-size_t http_ws_room(const struct http_ws *ws); /* bytes that may be queued now */
+size_t http_ws_room(struct http_ws *ws); /* bytes that may be queued now; when little, room() follows */
 void http_ws_close(struct http_ws *ws, unsigned code,
                    const char *reason); /* after what is queued; then closed() */
 /* Stops reading from the peer, so that it is held back by TCP, and starts again. Messages that had been
  * received before (at most 4 KiB of them) may still be given after a pause. closed() also comes meanwhile,
  * when the connection breaks. */
 void http_ws_pause(struct http_ws *ws, bool paused);
+
+/* --- what is queued for clients that read slowly --- */
+
+/* So much may always be queued for one of them. */
+#define HTTP_QUEUE_LEAST ((size_t)80 * 1024)
+
+/* How much may be queued for one of them now, `most` at most: an eighth of what is left of all. So those for
+ * whom much is queued are the first to be given no more. */
+size_t http_queue_bound(const struct http_server *s, size_t most);
+/* So much is held for one now; *counted is what was counted for it before. */
+void http_queue_count(struct http_server *s, size_t *counted, size_t now);
 
 /* --- tunnels: the client's bytes and those for it, after 101 --- */
 struct http_tunnel;

@@ -160,6 +160,7 @@ struct http_server {
     struct loop_deferred run; /* after a resume */
     unsigned restless;        /* looks in a row after which the library asked for the next one at once */
     unsigned conn_count;
+    size_t queued;     /* for clients that read slowly */
     unsigned ws_count; /* the library does not know of them any more */
     bool running;      /* inside MHD_run */
     bool stopping;

@@ -17,6 +17,7 @@
 
 #define CONNECTIONS_DEFAULT 4096
 #define IDLE_TIMEOUT_DEFAULT_S 620 /* above what load balancers keep, so that they close first */
+#define QUEUE_DEFAULT ((size_t)256 * 1024 * 1024)
 #define BACKLOG 1024
 #define RESTLESS_MAX 2000 /* looks without a pause: work, or a connection that keeps the library awake */
 
@@ -206,6 +207,8 @@ int http_create(struct loop *l, const struct http_config *config, struct http_se
         s->config.connections_max = CONNECTIONS_DEFAULT;
     if (s->config.websockets_max == 0)
         s->config.websockets_max = s->config.connections_max;
+    if (s->config.queue_max == 0)
+        s->config.queue_max = QUEUE_DEFAULT;
     if (s->config.idle_timeout_s == 0)
         s->config.idle_timeout_s = IDLE_TIMEOUT_DEFAULT_S;
     int rc = open_listener(s, config, err);

@@ -49,6 +49,7 @@ struct http_ws {
     size_t in_len;
     unsigned char *kept; /* owned: input kept while paused */
     bool paused;
+    size_t counted;   /* of out, in the server's total */
     bool want_room;   /* the sender was turned away or went over half of the bound */
     bool peer_closed; /* its close frame has come */
     unsigned code;    /* for closed() */
@@ -71,6 +72,7 @@ static void ws_gone(void *arg)
     (void)close(ws->fd);
     wslay_event_context_free(ws->wslay);
     ws_out_finish(&ws->out);
+    http_queue_count(s, &ws->counted, 0);
     free(ws->kept);
     free(ws);
 }
@@ -89,6 +91,17 @@ static void ws_end(struct http_ws *ws, unsigned code)
 }
 
 /* --- output --- */
+
+/* As much as may be queued for this one: less, where much is for all. */
+static size_t bound(const struct http_ws *ws)
+{
+    return http_queue_bound(ws->server, OUT_MAX);
+}
+
+static void count(struct http_ws *ws)
+{
+    http_queue_count(ws->server, &ws->counted, ws->out.held);
+}
 
 static void watch_events(struct http_ws *ws)
 {
@@ -109,7 +122,9 @@ static void flush(struct http_ws *ws)
 {
     if (ws->state == WS_CLOSED)
         return;
-    if (!ws_out_flush(&ws->out, ws->fd)) {
+    bool fine = ws_out_flush(&ws->out, ws->fd);
+    count(ws);
+    if (!fine) {
         ws_end(ws, WSLAY_CODE_ABNORMAL_CLOSURE);
         return;
     }
@@ -118,7 +133,7 @@ static void flush(struct http_ws *ws)
         return;
     }
     watch_events(ws);
-    if (ws->state == WS_OPEN && ws->want_room && ws->out.len < OUT_MAX / 2) {
+    if (ws->state == WS_OPEN && ws->want_room && ws->out.len < bound(ws) / 2) {
         ws->want_room = false;
         if (ws->events->room)
             ws->events->room(ws);
@@ -157,7 +172,7 @@ bool http_ws_send(struct http_ws *ws, bool text, const void *head, size_t head_n
     size_t total;
     if (ws->state != WS_OPEN || __builtin_add_overflow(head_n, n, &total))
         return false;
-    if (ws->out.len > 0 && total > http_ws_room(ws)) {
+    if (ws->out.len > 0 && total > OUT_MAX - (ws->out.len < OUT_MAX ? ws->out.len : OUT_MAX)) {
         ws->want_room = true;
         return false;
     }
@@ -176,16 +191,18 @@ bool http_ws_send(struct http_ws *ws, bool text, const void *head, size_t head_n
         ws_end(ws, WSLAY_CODE_ABNORMAL_CLOSURE);
     else if (ws->out.len > 0)
         flush_soon(ws);
-    if (ws->out.len >= OUT_MAX / 2)
+    if (ws->out.len >= bound(ws) / 2)
         ws->want_room = true;
+    count(ws);
     return ok;
 }
 
-size_t http_ws_room(const struct http_ws *ws)
+size_t http_ws_room(struct http_ws *ws)
 {
-    if (ws->state != WS_OPEN || ws->out.len >= OUT_MAX)
-        return 0;
-    return OUT_MAX - ws->out.len;
+    size_t most = bound(ws);
+    size_t room = ws->state == WS_OPEN && ws->out.len < most ? most - ws->out.len : 0;
+    ws->want_room = ws->want_room || (ws->out.len > 0 && room < OUT_MAX / 2); /* it may be too little */
+    return room;
 }
 
 /* --- wslay --- */

@@ -31,6 +31,7 @@ static struct ws_block *add_block(struct ws_out *o)
         return NULL;
     b->next = NULL;
     b->start = b->end = 0;
+    o->held += sizeof(*b);
     if (o->tail)
         o->tail->next = b;
     else
@@ -72,6 +73,7 @@ static void consume(struct ws_out *o, size_t n)
         o->head = b->next;
         if (!o->head)
             o->tail = NULL;
+        o->held -= sizeof(*b);
         free(b);
     }
 }

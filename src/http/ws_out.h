@@ -9,7 +9,8 @@ struct ws_block;
 
 struct ws_out {
     struct ws_block *head, *tail;
-    size_t len; /* bytes queued */
+    size_t len;  /* bytes queued */
+    size_t held; /* bytes of memory for them */
 };
 
 /* Starts zeroed. Frees everything. */

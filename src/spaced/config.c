@@ -92,6 +92,8 @@ static const struct key keys[] = {
      "hosts PORT-SANDBOX.DOMAIN are ports of sandboxes; empty: only paths are"},
     {"max_tunnels", NUMBER, AT(max_tunnels), "1024", 1, 65536, NULL,
      "upgraded connections to ports of sandboxes at once"},
+    {"reader_queue_mib", NUMBER, AT(reader_queue_mib), "256", 1, 65536, NULL,
+     "output queued for all attached clients together that read slowly"},
     {"port_timeout_s", NUMBER, AT(port_timeout_s), "60", 1, 86400, NULL,
      "how long a port of a sandbox may take to begin an answer"},
 };

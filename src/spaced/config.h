@@ -49,6 +49,7 @@ struct config {
     uint64_t token_ttl_s;
     char domain[CONFIG_TEXT_MAX];
     uint64_t max_tunnels;
+    uint64_t reader_queue_mib;
     uint64_t port_timeout_s;
     bool dev;
 };

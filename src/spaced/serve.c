@@ -270,6 +270,7 @@ static int open_http(struct daemon *d, struct error *err)
         .listen_fd = d->h->listen_fd,
         .connections_max = limits.connections,
         .websockets_max = limits.websockets,
+        .queue_max = (size_t)d->h->config.reader_queue_mib << 20,
         .authenticate = authenticate,
         .idempotency = d->idempotency,
         .answered = answered,

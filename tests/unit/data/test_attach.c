@@ -3,6 +3,7 @@
 #include "base/bytes.h"
 #include "base/cleanup.h"
 #include "data/ws_client.h"
+#include "http/internal.h"
 #include "session/base64.h"
 
 static struct guest_process *guest_process_of(struct rig *g, const struct attach_keys *k)
@@ -446,6 +447,42 @@ static void test_ndjson_broken(void **state)
     answer_free(&a);
 }
 
+/* While others' queues take up what there is for all, little is queued for each: the slowest gets no more,
+ * and whoever reads gets everything. */
+static void test_all_queues_are_bounded(void **state)
+{
+    struct rig *g = *state;
+    enum { READERS = 4, ALL = 1024 * 1024 };
+    static char piece[PIECE];
+    struct ws ws[READERS];
+    uint64_t at = 0, got = 0;
+    g->http->config.queue_max = ALL;
+    struct attach_keys k = new_session(g, "{\"argv\":[\"sh\"],\"start\":\"now\",\"journal_mib\":64}");
+    struct guest_process *p = guest_process_of(g, &k);
+    for (unsigned i = 0; i < READERS; i++)
+        ws[i] = ws_open(g, &k, "");
+    struct client *lines = ndjson(g, &k);
+    for (; at < 40ull * 1024 * 1024; at += PIECE) { /* more than sockets hold */
+        fake_output(p, GUEST_STDOUT, at, piece, PIECE);
+        loop_turn(g->w->loop, 0);
+        assert_true(g->http->queued < ALL);
+    }
+    assert_true(g->http->queued > 0);
+    fake_exit(p, 0);
+    while (got < at) {
+        assert_true(ws_next(g, &ws[0]));
+        if (ws[0].opcode != WS_BINARY)
+            continue;
+        assert_int_equal(bytes_get_u64(ws[0].data + 1), got);
+        got += ws[0].n - 9;
+    }
+    json_decref(ws_event(g, &ws[0], "result"));
+    client_close(lines);
+    for (unsigned i = 0; i < READERS; i++)
+        ws_finish(&ws[i]);
+    rig_until(g, g->http->queued == 0);
+}
+
 static bool no_events; /* as without memory for one */
 
 bool __real_http_ws_send(struct http_ws *ws, bool text, const void *head, size_t head_n, const void *data,
@@ -559,6 +596,7 @@ int main(void)
         T(test_late_messages),
         T(test_stdin_back_pressure),
         T(test_output_back_pressure),
+        T(test_all_queues_are_bounded),
         T(test_gap),
         T(test_sandbox_gone),
         T(test_server_ends),
