@@ -224,6 +224,23 @@ struct file_op *file_op_new(struct file_call *f, file_answered answered)
     return op;
 }
 
+static void head_answered(struct file_call *f, const struct error *err, const struct guest_stat *st)
+{
+    (void)st;
+    if (err)
+        data_call_fail(&f->call, err);
+    else
+        f->head(f);
+}
+
+void file_head(struct file_call *f, struct guest *g, void (*start)(struct file_call *f))
+{
+    struct file_op *op = file_op_new(f, head_answered);
+    f->head = start;
+    if (op)
+        guest_file_stat(g, f->user, f->path, file_on_stat, op);
+}
+
 /* sandbox_id NULL: all of them. */
 void file_ops_fail(struct data *d, const char *sandbox_id, const struct error *why)
 {

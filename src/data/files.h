@@ -19,10 +19,11 @@ typedef void (*file_answered)(struct file_call *f, const struct error *err, cons
 
 /* One request about files: the first member of each handler's own state. */
 struct file_call {
-    struct data_call call; /* first */
-    char *path;            /* any bytes; owned */
-    char *user;            /* owned; NULL: root */
-    struct file_op *op;    /* a question that is out */
+    struct data_call call;             /* first */
+    char *path;                        /* any bytes; owned */
+    char *user;                        /* owned; NULL: root */
+    struct file_op *op;                /* a question that is out */
+    void (*head)(struct file_call *f); /* what begins the answer to HEAD */
     struct guest_file *file;
     struct buf queue; /* of a transfer to the client */
     uint64_t left;    /* bytes that were announced and have not come; FILE_TO_END: none were announced */
@@ -70,6 +71,9 @@ void file_fail(struct file_call *f, const struct error *err);
 struct file_op *file_op_new(struct file_call *f, file_answered answered);
 void file_on_stat(void *arg, const struct error *err, const struct guest_stat *st);
 void file_on_done(void *arg, const struct error *err);
+
+/* HEAD of what is streamed: when the path is there, `start` begins the answer, which has no body. */
+void file_head(struct file_call *f, struct guest *g, void (*start)(struct file_call *f));
 
 /* --- files_read.c: what is streamed to the client --- */
 

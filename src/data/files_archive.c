@@ -44,8 +44,9 @@ static ssize_t packed_fill(struct http_request *r, void *to, size_t max)
     return f->broken ? -2 : -1;
 }
 
-static void start_answer(struct archive_call *c)
+static void start_answer(struct file_call *f)
 {
+    struct archive_call *c = (struct archive_call *)f;
     struct http_request *r = c->f.call.r;
     c->f.streaming = true;
     http_add_header(r, "Vary", "Accept");
@@ -60,20 +61,11 @@ static void archive_opened(void *arg, const struct guest_stat *st)
     struct archive_call *c = arg;
     (void)st;
     if (!c->f.streaming && !c->f.over)
-        start_answer(c);
+        start_answer(&c->f);
 }
 
 static const struct guest_read_events archive_events = {
     .opened = archive_opened, .data = file_data, .done = file_done};
-
-static void head_answered(struct file_call *f, const struct error *err, const struct guest_stat *st)
-{
-    (void)st;
-    if (err)
-        data_call_fail(&f->call, err);
-    else
-        start_answer((struct archive_call *)f);
-}
 
 static void archive_running(struct data_call *call, struct sandbox *sb)
 {
@@ -82,9 +74,7 @@ static void archive_running(struct data_call *call, struct sandbox *sb)
     struct guest *g = sandbox_guest_link(sb);
     struct error err = ERROR_INIT;
     if (c->head_only) {
-        struct file_op *op = file_op_new(f, head_answered);
-        if (op)
-            guest_file_stat(g, f->user, f->path, file_on_stat, op);
+        file_head(f, g, start_answer);
         return;
     }
     data_call_busy(call, true);

@@ -232,23 +232,8 @@ void file_mkdir_post(struct http_request *r, void *arg)
     ops_start(c, rc, &b, &err, mkdir_running);
 }
 
-void file_move_post(struct http_request *r, void *arg)
-{
-    struct error err = ERROR_INIT;
-    struct ops_body b = {.name = {.field = "from"}, .other = {.field = "to"}};
-    struct ops_call *c = ops_call_new(arg, r);
-    if (!c)
-        return;
-    const struct json_field table[] = {
-        NAME(b.name), NAME_B64(b.name, "from"), NAME(b.other),   NAME_B64(b.other, "to"),
-        USER(b),      FLAG(c, replace),         FLAG(c, parents)};
-    int rc = json_read(http_json(r), "", table, ARRAY_LEN(table), &err);
-    if (rc == 0)
-        rc = file_path_read(&b.other, &c->other, &err);
-    ops_start(c, rc, &b, &err, move_running);
-}
-
-void file_copy_post(struct http_request *r, void *arg)
+/* From one path to another; only a copy is asked for directories. */
+static void two_paths_post(struct http_request *r, void *arg, bool copies)
 {
     struct error err = ERROR_INIT;
     struct ops_body b = {.name = {.field = "from"}, .other = {.field = "to"}};
@@ -257,11 +242,21 @@ void file_copy_post(struct http_request *r, void *arg)
         return;
     const struct json_field table[] = {
         NAME(b.name), NAME_B64(b.name, "from"), NAME(b.other),    NAME_B64(b.other, "to"),
-        USER(b),      FLAG(c, recursive),       FLAG(c, replace), FLAG(c, parents)};
-    int rc = json_read(http_json(r), "", table, ARRAY_LEN(table), &err);
+        USER(b),      FLAG(c, replace),         FLAG(c, parents), FLAG(c, recursive)};
+    int rc = json_read(http_json(r), "", table, ARRAY_LEN(table) - !copies, &err);
     if (rc == 0)
         rc = file_path_read(&b.other, &c->other, &err);
-    ops_start(c, rc, &b, &err, copy_running);
+    ops_start(c, rc, &b, &err, copies ? copy_running : move_running);
+}
+
+void file_move_post(struct http_request *r, void *arg)
+{
+    two_paths_post(r, arg, false);
+}
+
+void file_copy_post(struct http_request *r, void *arg)
+{
+    two_paths_post(r, arg, true);
 }
 
 static int read_changes(struct ops_call *c, const struct ops_body *b, struct error *err)

@@ -194,8 +194,9 @@ static void on_watch_done(void *arg, const struct error *err)
 
 /* --- the guest's side --- */
 
-static void start_answer(struct watch_call *c)
+static void start_answer(struct file_call *f)
 {
+    struct watch_call *c = (struct watch_call *)f;
     struct http_request *r = c->f.call.r;
     c->f.streaming = true;
     http_add_header(r, "Cache-Control", "no-cache");
@@ -210,7 +211,7 @@ static void on_watching(void *arg)
         return;
     data_call_busy(&c->f.call, false);
     set_text(c, "ready", file_json_path(c->f.path));
-    start_answer(c);
+    start_answer(&c->f);
 }
 
 static void on_change(void *arg, const struct guest_change *change)
@@ -230,15 +231,6 @@ static void on_change(void *arg, const struct guest_change *change)
 static const struct guest_watch_events watch_events = {
     .ready = on_watching, .change = on_change, .done = on_watch_done};
 
-static void head_answered(struct file_call *f, const struct error *err, const struct guest_stat *st)
-{
-    (void)st;
-    if (err)
-        data_call_fail(&f->call, err);
-    else
-        start_answer((struct watch_call *)f);
-}
-
 static void watch_running(struct data_call *call, struct sandbox *sb)
 {
     struct watch_call *c = (struct watch_call *)call;
@@ -246,9 +238,7 @@ static void watch_running(struct data_call *call, struct sandbox *sb)
     struct guest *g = sandbox_guest_link(sb);
     struct error err = ERROR_INIT;
     if (c->head_only) {
-        struct file_op *op = file_op_new(f, head_answered);
-        if (op)
-            guest_file_stat(g, f->user, f->path, file_on_stat, op);
+        file_head(f, g, start_answer);
         return;
     }
     data_call_busy(call, true);
