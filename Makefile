@@ -44,7 +44,7 @@ check: ## unit tests, then the black-box tests in real VMs (root)
 	@scripts/check.sh $(if $(K),-k '$(K)') $(if $(ENGINE),--engine $(ENGINE))
 
 check-kvm: all ## black-box tests with KVM, in a machine that has it, with systemd and cgroup v2 (root; slow)
-	@tests/kvm/check.py --bin "$(BUILD)" $(if $(K),-k '$(K)') $(if $(ALL),--all)
+	@tests/kvm/check.py --bin "$(BUILD)" $(if $(K),-k '$(K)') $(if $(ALL),--all) $(if $(ENGINE),--engine $(ENGINE))
 
 check-fresh: ## `make run`, then `make check` of what K matches, from a clean checkout on a new machine (root; hours)
 	@tests/kvm/fresh.py $(if $(K),--check '$(K)')

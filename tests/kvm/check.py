@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """`make check-kvm`: the black-box tests on engines that need /dev/kvm, in a machine that has it (outer.py).
 
-    check.py [--bin BUILD] [--all] [-k PATTERN]... [--time-limit S]
+    check.py [--bin BUILD] [--engine NAME] [--all] [-k PATTERN]... [--time-limit S]
 
-Engine `qemu` with KVM always, and `firecracker` where SPACE_FIRECRACKER names its binary. Each is reported as passed, failed, or not
+Engine `qemu` with KVM, and `firecracker` where SPACE_FIRECRACKER names its binary. Each is reported as passed, failed, or not
 run and why. An engine has passed when its tests have, and when one of them has seen its own process run (test_engine.py). Without
 --all and -k a fixed part of the tests is run. The last line is "N passed, N failed".
 """
@@ -28,6 +28,7 @@ DEFAULT = [
     "test_life.Suspend.test_memory_and_processes", "test_life.Snapshots.test_rollback",
     "test_snapshots_api.Life.test_fork", "test_server.Confinement.test_the_vmm_process",
 ]
+ENGINES = ("qemu", "firecracker")
 ENDING = re.compile(r"(\d+) passed, (\d+) failed")
 
 INSIDE = r"""
@@ -105,25 +106,29 @@ def report(outcomes, not_run):
     return 1 if failed or not passed else 0
 
 
-def engines_to_run(binary):
+def engines_to_run(binary, chosen=ENGINES):
     """(engines, {engine: why not}) for the value of SPACE_FIRECRACKER. A binary that is named and not there is an error."""
-    if not binary:
-        return ["qemu"], {"firecracker": "SPACE_FIRECRACKER names no binary"}
-    if not os.access(binary, os.X_OK):
+    if binary and not os.access(binary, os.X_OK):
         raise SystemExit(f"check-kvm: SPACE_FIRECRACKER={binary} is no program")
-    return ["qemu", "firecracker"], {}
+    why = {engine: "another was asked for" for engine in ENGINES if engine not in chosen}
+    if not binary:
+        why.setdefault("firecracker", "SPACE_FIRECRACKER names no binary")
+    return [engine for engine in ENGINES if engine not in why], why
 
 
 def main():
     parser = argparse.ArgumentParser(description="black-box tests where /dev/kvm works")
     parser.add_argument("--bin", default=os.environ.get("BUILD", "build"))
+    parser.add_argument("--engine", choices=ENGINES, help="only this one (default: both)")
     parser.add_argument("-k", dest="patterns", action="append", default=[])
     parser.add_argument("--all", action="store_true", help="every black-box test (hours)")
     parser.add_argument("--time-limit", type=int, help="seconds for the whole machine (default 3600; 6 hours with --all)")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     binary = os.environ.get("SPACE_FIRECRACKER", "")
-    engines, not_run = engines_to_run(binary)
+    engines, not_run = engines_to_run(binary, [args.engine] if args.engine else ENGINES)
+    if not engines:  # the only one that was asked for
+        return report({}, not_run)
     chosen = [] if args.all and not args.patterns else [*(args.patterns or DEFAULT), PROOF]
     command = INSIDE.replace("@PATTERNS@", " ".join(f"-k '{p}'" for p in chosen)).replace("@ENGINES@", " ".join(engines))
     with tempfile.TemporaryDirectory(prefix="check-kvm-", dir="/var/tmp") as tree:

@@ -48,6 +48,10 @@ class Engines(unittest.TestCase):
     def test_a_binary_that_is_named_must_be_there(self):
         self.assertEqual(check.engines_to_run("")[0], ["qemu"])
         self.assertEqual(check.engines_to_run(sys.executable), (["qemu", "firecracker"], {}))
+        self.assertEqual(check.engines_to_run(sys.executable, ["firecracker"]),
+                         (["firecracker"], {"qemu": "another was asked for"}))
+        self.assertEqual(check.engines_to_run("", ["firecracker"])[0], [])
+        self.assertEqual(silent(check.report, {}, {"firecracker": "no binary"})[0], 1)
         self.assertRaises(SystemExit, check.engines_to_run, "/nonexistent/firecracker")
 
 
