@@ -483,7 +483,7 @@ int op_vmm_start_begin(struct job *j)
 {
     int rc = op_need_leased(j);
     if (rc == 0 && j->req.boot == BROKER_BOOT_SNAPSHOT)
-        read_ahead(j->p, j->req.snapshot_id);
+        read_ahead(j->p, j->req.snapshot_id, j->req.kind != BROKER_VMM_QEMU);
     return rc;
 }
 

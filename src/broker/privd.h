@@ -222,8 +222,9 @@ int snapshot_open(const struct privd *p, const char *id);
 /* Opens a file of a sealed snapshot for reading. */
 int snapshot_open_file(struct privd *p, const char *id, const char *file, int *ret_fd, struct error *err);
 
-/* Has a worker read what only this snapshot holds, beside the start of a VM from it. Loop thread. */
-void read_ahead(struct privd *p, const char *snapshot_id);
+/* Has a worker read what only this snapshot holds, beside the start of a VM from it. whole: the VMM maps its
+ * memory alone, and nothing from under it. Loop thread. */
+void read_ahead(struct privd *p, const char *snapshot_id, bool whole);
 
 /* Kills the sandbox's VMM and waits for its end; not running is success. Clears it from the record. */
 int vmm_stop(struct privd *p, struct sandbox *s, struct error *err);

@@ -17,6 +17,7 @@ struct reader {
     struct loop_work work;
     struct privd *p;
     char snapshot_id[ID_SIZE];
+    bool whole;
 };
 
 /* What of a file's data lies in [from, to); returns what is left of the budget. */
@@ -48,7 +49,7 @@ static void fetch_own(int fd, const struct under_map *map, off_t size)
     (void)fetch(fd, at, size, budget);
 }
 
-static void read_snapshot(const struct privd *p, const char *id)
+static void read_snapshot(const struct privd *p, const char *id, bool whole)
 {
     struct manifest m;
     struct under_map map = {.count = 0};
@@ -56,7 +57,7 @@ static void read_snapshot(const struct privd *p, const char *id)
     AUTO_CLOSE int dir = snapshot_open(p, id);
     if (dir < 0 || manifest_read(dir, id, &m, NULL) < 0 || !m.full)
         return;
-    if (m.above_digest[0] != '\0' && under_check(dir, &m, &above, NULL) == 0)
+    if (!whole && m.above_digest[0] != '\0' && under_check(dir, &m, &above, NULL) == 0)
         (void)under_runs(above.list, above.count, m.memory_bytes / MEMORY_PAGE, &map, NULL);
     free(above.list);
     AUTO_CLOSE int fd = openat(dir, "mem", O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
@@ -67,7 +68,7 @@ static void read_snapshot(const struct privd *p, const char *id)
 static void run(struct loop_work *w)
 {
     const struct reader *r = w->arg;
-    read_snapshot(r->p, r->snapshot_id);
+    read_snapshot(r->p, r->snapshot_id, r->whole);
 }
 
 static void done(struct loop_work *w)
@@ -77,12 +78,13 @@ static void done(struct loop_work *w)
     free(r);
 }
 
-void read_ahead(struct privd *p, const char *snapshot_id)
+void read_ahead(struct privd *p, const char *snapshot_id, bool whole)
 {
     struct reader *r = p->readers < READERS_MAX ? calloc(1, sizeof(*r)) : NULL;
     if (!r)
         return;
     r->p = p;
+    r->whole = whole;
     r->work = (struct loop_work){.run = run, .done = done, .arg = r};
     (void)str_copy(r->snapshot_id, sizeof(r->snapshot_id), snapshot_id);
     if (loop_pool_submit(p->workers, &r->work, NULL) == 0)
