@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -84,24 +85,31 @@ static void look_at_controls(struct cgroup_host *h)
     }
 }
 
+static void append(char *to, size_t size, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+
+static void append(char *to, size_t size, const char *fmt, ...)
+{
+    size_t used = strlen(to);
+    va_list ap;
+    va_start(ap, fmt);
+    (void)vsnprintf(to + used, size - used, fmt, ap);
+    va_end(ap);
+}
+
 void cgroup_describe(const struct cgroup_host *h, char *to, size_t size)
 {
     static const char *const names[CGROUP_CONTROLS] = {"memory", "pids", "cpu", "io"};
     static const char *const reasons[CGROUP_CONTROLS] = {
         "no memory controller", "no pids controller", "no cpu controller with quotas",
         "no io controller with weights: that takes bfq or blk-iocost on the disk"};
-    const char *why = h->mode == CGROUP_NONE ? "no cgroup hierarchy can be written" : NULL;
-    size_t used = 0;
     to[0] = '\0';
-    for (int yes = 1; yes >= 0; yes--)
-        for (int c = 0; c < CGROUP_CONTROLS; c++) {
-            if (h->has[c] != (bool)yes || used >= size)
-                continue;
-            int n = yes ? snprintf(to + used, size - used, "%s%s", used ? " " : "", names[c])
-                        : snprintf(to + used, size - used, "%snot %s (%s)", used ? "; " : "", names[c],
-                                   why ? why : reasons[c]);
-            used += n > 0 ? (size_t)n : 0;
-        }
+    for (int c = 0; c < CGROUP_CONTROLS; c++)
+        if (h->has[c])
+            append(to, size, "%s%s", *to ? " " : "", names[c]);
+    for (int c = 0; c < CGROUP_CONTROLS; c++)
+        if (!h->has[c])
+            append(to, size, "%snot %s (%s)", *to ? "; " : "", names[c],
+                   h->mode == CGROUP_NONE ? "no cgroup hierarchy can be written" : reasons[c]);
 }
 
 static bool add_parent(struct cgroup_host *h, const char *mount, const char *server_id)
