@@ -96,20 +96,6 @@ static struct archive_looks looks_of(struct unpacker *u, const struct tar_entry 
 
 /* --- data --- */
 
-static int write_all(int fd, const unsigned char *p, size_t n)
-{
-    while (n > 0) {
-        ssize_t done = write(fd, p, n);
-        if (done < 0 && errno == EINTR)
-            continue;
-        if (done < 0)
-            return -1;
-        p += done;
-        n -= (size_t)done;
-    }
-    return 0;
-}
-
 /* Lets the pipe's pages become the file's, when there are many. How many bytes; 0: it is not to be done; -1.
  */
 static ssize_t splice_some(struct unpacker *u, int fd, uint64_t most)
@@ -140,7 +126,7 @@ static int write_data(struct unpacker *u, const struct tar_entry *e, int fd, uin
             done = tar_data(u->reader, n < WRITE_SIZE ? (size_t)n : WRITE_SIZE, &p);
             if (done <= 0)
                 return refused(u, e, ERROR_INVALID, "the archive ends in the middle of it");
-            if (write_all(fd, p, (size_t)done) < 0)
+            if (work_write(fd, p, (size_t)done) < 0)
                 return failed(u, e, errno);
         }
         n -= (uint64_t)done;

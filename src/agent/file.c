@@ -415,7 +415,8 @@ static void share_memory(struct file *f, struct file_job *job)
 const char *file_start(struct agent *a, uint32_t channel, const struct proto_fields *m)
 {
     struct file_job job = job_of(m);
-    if (job.op < PROTO_OP_STAT || job.op >= PROTO_OP_END || (job.op > PROTO_OP_WRITE && a->link.version < 3))
+    if (job.op < PROTO_OP_STAT || job.op >= PROTO_OP_END ||
+        (job.op > PROTO_OP_WRITE && a->link.version < PROTO_VERSION_TREES))
         return "a file operation that does not exist";
     if (job.op == PROTO_OP_WATCH && count_watches(a) >= PROTO_WATCHES_MAX)
         return refuse(a, channel, "the limit of 16 watches at a time has been reached");

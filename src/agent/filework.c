@@ -101,11 +101,11 @@ void work_succeeded(const struct file_job *j, const struct stat *st)
     report(j, &r);
 }
 
-int work_put(const struct file_job *j, const void *p, size_t n)
+int work_write(int fd, const void *p, size_t n)
 {
     const char *at = p;
     while (n > 0) {
-        ssize_t w = write(j->data, at, n);
+        ssize_t w = write(fd, at, n);
         if (w < 0 && errno == EINTR)
             continue;
         if (w < 0)
@@ -114,6 +114,11 @@ int work_put(const struct file_job *j, const void *p, size_t n)
         n -= (size_t)w;
     }
     return 0;
+}
+
+int work_put(const struct file_job *j, const void *p, size_t n)
+{
+    return work_write(j->data, p, n);
 }
 
 unsigned char *work_block(void)

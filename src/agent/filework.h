@@ -37,6 +37,8 @@ void work_to_stat(const struct stat *st, struct proto_stat *ret);
 /* Writes all n bytes to j->data, waiting as long as the host takes. 0, or -1 when nobody reads any more: end
  * without a report then. */
 int work_put(const struct file_job *j, const void *p, size_t n);
+/* The same to any descriptor; -1 with errno. */
+int work_write(int fd, const void *p, size_t n);
 
 #define WORK_BLOCK 1048576
 #define WORK_NARROW 131072 /* what is used of it by one of many */

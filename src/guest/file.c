@@ -29,7 +29,7 @@ static int check_request(const struct guest *g, const struct file_request *r, st
                            PROTO_PATH_MAX);
     if (g->link != LINK_READY)
         return error_set(err, ERROR_UNAVAILABLE, "the guest is not connected");
-    if (g->version < 3 && (r->op > PROTO_OP_WRITE || r->owner))
+    if (g->version < PROTO_VERSION_TREES && (r->op > PROTO_OP_WRITE || r->owner))
         return error_set(err, ERROR_UNSUPPORTED,
                          "the guest was started by an earlier release, whose agent cannot do that; "
                          "a sandbox that starts now can");

@@ -29,6 +29,7 @@
 /* 2: QUIESCE; HELLO tells of a frozen guest; PONG of its clock.
  * 3: DIAL; FILE lists, moves, copies, links, changes attributes, watches and archives. */
 #define PROTO_VERSION 3
+#define PROTO_VERSION_TREES 3 /* the first with these operations of FILE, and with owners for WRITE */
 #define PROTO_MARKER 0xA5C3
 #define PROTO_HEADER 16
 #define PROTO_TRAILER 4
