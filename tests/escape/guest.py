@@ -506,7 +506,8 @@ def console_flood(g):
 
 @table("guest-kmsg-flood", "write to the kernel's log without end", "bounded", hostile=True)
 def kmsg_flood(g):
-    return g.flood(f"echo 8 > /proc/sys/kernel/printk; timeout {SECONDS} sh -c 'yes > /dev/kmsg'")
+    return g.flood(f"echo 8 > /proc/sys/kernel/printk; "
+                   f"timeout {SECONDS} sh -c 'while :; do echo flood > /dev/kmsg; done'")
 
 
 @table("guest-request-flood", "have 64 commands and connections wait at once", "refused beyond a limit", hostile=True)
@@ -608,8 +609,14 @@ def remount(g):
 def freeze_disk(g):
     said = g.flood("fsfreeze --freeze / && echo frozen", seconds=5)
     began = time.monotonic()
-    answer = g.api.call("PUT", g.sb.file("/tmp/x"), b"x", headers={}, timeout=100) if "frozen" not in said else None
-    return f"{said}; {answer.status if answer else 'no write was tried'} after {time.monotonic() - began:.1f} s"
+    if "frozen" not in said:
+        raise Unproven(said)
+    try:
+        ended = g.api.call("PUT", g.sb.file("/x"), b"x", timeout=20).status
+        hold(ended != 200, "a file was written to a frozen file system")
+    except OSError as error:  # it waits, and only for itself
+        ended = type(error).__name__
+    return f"{said}; a write ends with {ended} after {time.monotonic() - began:.1f} s"
 
 
 @table("guest-leave-cgroup", "move out of the command's control group and hold its output", "the result comes all the same",
@@ -685,31 +692,45 @@ for kind, what in (("noise", "random bytes"), ("zeros", "zeros"), ("headers", "h
           hostile=True)(lambda g, kind=kind: port_flood(g, f"port-{kind}"))
 
 
-@table("guest-port-eat", "read what is for the agent", "typed failures, and it can be deleted", hostile=True)
+def seize(g, command):
+    """Begins a command that stops the agent, and returns when it has."""
+    g.start(f"/tmp/prisoner {command} 30")
+    until(lambda: g.sb.exec(["test", "-e", "/run/seized"], timeout=60).code == 0, "the agent is seized")
+    time.sleep(2)
+
+
+@table("guest-port-eat", "stop the agent and read what is for it", "typed failures, and it can be deleted", hostile=True)
 def port_eat(g):
-    g.start("/tmp/prisoner port-eat 20")
-    time.sleep(0.5)
+    seize(g, "port-eat")
     began = time.monotonic()
     try:
         answer = g.api.call("PUT", g.sb.file("/tmp/big"), b"x" * (8 << 20), timeout=90).status
     except OSError as error:
         answer = type(error).__name__
+    if answer == 200:
+        raise Unproven("the agent was not stopped")
     return f"an upload ends with {answer} after {time.monotonic() - began:.1f} s; {g.fate()}"
+
+
+def lost(g):
+    """A command to an agent that is none any more."""
+    said = g.flood("true", seconds=10)
+    if said.startswith("exit 0"):
+        raise Unproven(f"the agent answers: {said}")
+    return said
 
 
 @table("guest-agent-held", "stop the agent as a debugger and leave it so", "typed failures, and it can be deleted",
        hostile=True)
 def agent_held(g):
-    g.start("/tmp/prisoner hold-agent 20")
-    time.sleep(0.5)
-    return g.flood("true", seconds=10)
+    seize(g, "hold-agent")
+    return lost(g)
 
 
 @table("guest-agent-broken", "write over the agent's code", "that sandbox alone is lost", hostile=True)
 def agent_broken(g):
-    g.start("/tmp/prisoner break-agent")
-    time.sleep(1)
-    return g.flood("true", seconds=10)
+    seize(g, "break-agent")
+    return lost(g)
 
 
 def cases():

@@ -349,13 +349,15 @@ static bool send_text(struct peer *p, const char *text)
 
 static void greet(struct peer *p)
 {
-    unsigned v[3] = {7, 2, 0};
     char text[256];
-    (void)sscanf(fact("qemu_version"), "%u.%u.%u", &v[0], &v[1], &v[2]);
+    char *end;
+    unsigned long major = strtoul(fact("qemu_version"), &end, 10);
+    unsigned long minor = *end == '.' ? strtoul(end + 1, &end, 10) : 0;
+    unsigned long micro = *end == '.' ? strtoul(end + 1, &end, 10) : 0;
     (void)snprintf(text, sizeof(text),
-                   "{\"QMP\": {\"version\": {\"qemu\": {\"micro\": %u, \"minor\": %u, \"major\": %u}, "
+                   "{\"QMP\": {\"version\": {\"qemu\": {\"micro\": %lu, \"minor\": %lu, \"major\": %lu}, "
                    "\"package\": \"\"}, \"capabilities\": []}}\r\n",
-                   v[2], v[1], v[0]);
+                   micro, minor, major);
     (void)send_text(p, text);
 }
 

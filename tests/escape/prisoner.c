@@ -138,6 +138,7 @@ static int do_timers(const char *arg)
 {
     double end = until_of(arg);
     unsigned made = 0;
+    (void)signal(SIGUSR1, SIG_IGN);
     for (int i = 0; i < 200; i++) {
         timer_t t;
         struct sigevent e = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGUSR1};
@@ -145,7 +146,6 @@ static int do_timers(const char *arg)
         if (timer_create(CLOCK_MONOTONIC, &e, &t) == 0 && timer_settime(t, 0, &s, NULL) == 0)
             made++;
     }
-    (void)signal(SIGUSR1, SIG_IGN);
     while (now() < end)
         (void)poll(NULL, 0, 1);
     (void)printf("%u timers of 50 us\n", made);
@@ -435,6 +435,21 @@ static int do_port_acks(const char *arg)
     return flood(steal(), arg, fill_acks);
 }
 
+/* Stops the agent as a debugger does, since signals do not reach process 1. Says so a second before, in a
+ * file: afterwards nobody would be told. */
+static bool hold_agent(void)
+{
+    int status;
+    long rc = ptrace(PTRACE_SEIZE, 1, NULL, NULL);
+    tell("seize the agent", rc);
+    int fd = rc < 0 ? -1 : open("/run/seized", O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    if (fd < 0)
+        return false;
+    (void)close(fd);
+    (void)poll(NULL, 0, 1000);
+    return ptrace(PTRACE_INTERRUPT, 1, NULL, NULL) == 0 && waitpid(1, &status, __WALL) == 1;
+}
+
 /* Reads what is for the agent, who so never gets it. */
 static int do_port_eat(const char *arg)
 {
@@ -442,7 +457,9 @@ static int do_port_eat(const char *arg)
     double end = until_of(arg);
     unsigned long total = 0;
     int fd = steal();
-    while (fd >= 0 && now() < end) {
+    if (fd < 0 || !hold_agent())
+        return 1;
+    while (now() < end) {
         struct pollfd p = {.fd = fd, .events = POLLIN};
         ssize_t n = poll(&p, 1, 100) == 1 ? read(fd, block, sizeof(block)) : 0;
         total += n > 0 ? (unsigned long)n : 0;
@@ -451,18 +468,11 @@ static int do_port_eat(const char *arg)
     return 0;
 }
 
-/* Stops the agent as a debugger does: signals do not reach process 1. */
 static int do_hold_agent(const char *arg)
 {
     double end = until_of(arg);
-    int status;
-    long rc = ptrace(PTRACE_SEIZE, 1, NULL, NULL);
-    tell("seize the agent", rc);
-    if (rc < 0)
-        return 0;
-    tell("stop it", ptrace(PTRACE_INTERRUPT, 1, NULL, NULL));
-    (void)fflush(stdout);
-    (void)waitpid(1, &status, __WALL);
+    if (!hold_agent())
+        return 1;
     while (now() < end)
         (void)poll(NULL, 0, 50);
     return 0;
@@ -471,13 +481,9 @@ static int do_hold_agent(const char *arg)
 /* Writes over the agent's code, where a debugger may. */
 static int do_break_agent(const char *arg)
 {
-    int status;
-    long rc = ptrace(PTRACE_SEIZE, 1, NULL, NULL);
     (void)arg;
-    tell("seize the agent", rc);
-    if (rc < 0 || ptrace(PTRACE_INTERRUPT, 1, NULL, NULL) < 0)
-        return 0;
-    (void)waitpid(1, &status, __WALL);
+    if (!hold_agent())
+        return 1;
     FILE *maps = fopen("/proc/1/maps", "r");
     unsigned long first = 0;
     unsigned long last = 0;

@@ -142,32 +142,28 @@ def attempt(side, case, args):
     return ok
 
 
-def run_side(make, cases, args, bad):
-    """All cases of one side. Returns how many were held."""
-    passed = 0
+def run_side(make, cases, args, good, bad):
+    """All cases of one side: their names go to good or bad."""
     if not cases:
-        return 0
+        return
     try:
         side = make(args.engine)
     except Exception as error:
         print(f"FAIL {make.__name__} cannot be set up: {error}")
         bad.append(f"setting up {make.__name__}")
-        return 0
+        return
     try:
         for case in cases:
-            if attempt(side, case, args):
-                passed += 1
-            else:
-                bad.append(case.name)
-                if args.fail_fast:
-                    break
+            held = attempt(side, case, args)
+            (good if held else bad).append(case.name)
+            if args.fail_fast and not held:
+                break
     finally:
         try:
             side.close()
         except Exception as error:
             print(f"FAIL taking down {make.__name__}: {error}")
             bad.append(f"taking down {make.__name__}")
-    return passed
 
 
 def chosen(cases, patterns):
@@ -198,10 +194,10 @@ def main():
     if os.geteuid() != 0:
         sys.exit("run.py: the server needs root: run `sudo make check-escape`")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    began, bad, passed = time.monotonic(), [], 0
+    began, good, bad = time.monotonic(), [], []
     try:
         for make, cases in sides:
-            passed += run_side(make, cases, args, bad)
+            run_side(make, cases, args, good, bad)
             if bad and args.fail_fast:
                 break
     except KeyboardInterrupt:
@@ -212,7 +208,7 @@ def main():
     for name in bad:
         print(f"failed: {name}")
     print(f"the escape suite took {time.monotonic() - began:.0f} s")
-    print(f"{passed} passed, {len(bad)} failed")
+    print(f"{len(good)} passed, {len(bad)} failed")
     return 1 if bad else 0
 
 
