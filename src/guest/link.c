@@ -199,6 +199,9 @@ static void begin_sync(struct guest *g)
     g->waited = 0;
     link_set(g, LINK_SYNC);
     send_sync(g);
+    /* A connection of its own has nothing in it of an earlier host: asking again would not help. */
+    if (g->vsock_port && g->link == LINK_SYNC)
+        loop_timer_start(&g->retry, DIAL_MS);
 }
 
 /* "OK <number>": the guest's end has accepted. */
@@ -371,7 +374,7 @@ static void on_retry(struct loop_timer *t)
         guest_leave(g);
         return;
     }
-    if (g->link == LINK_DIAL)
+    if (g->link == LINK_DIAL || (g->link == LINK_SYNC && g->vsock_port))
         dial_again(g);
     if (g->link == LINK_SYNC && ++g->waited > SYNC_RETRIES) {
         /* A VMM that was connected to while its vCPUs stood still may have missed that somebody listens, and
