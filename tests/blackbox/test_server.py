@@ -68,7 +68,14 @@ class Refusals(unittest.TestCase):
         self.check(Server(args=["--colour", "red"]), ["--colour"], (2,))
 
     def test_engine_not_offered(self):
-        self.check(Server(engine="firecracker"), ["firecracker"])
+        """A Firecracker that is not there, or is too old: on every host, whatever else it has."""
+        old = os.path.join(server.temporary(), "firecracker")
+        self.addCleanup(server.shutil.rmtree, os.path.dirname(old), ignore_errors=True)
+        with open(old, "w", encoding="ascii") as script:
+            script.write("#!/bin/sh\necho Firecracker v1.4.0\n")
+        os.chmod(old, 0o755)
+        for program in ("/nonexistent/firecracker", old):
+            self.check(Server(config={"engine": "firecracker", "firecracker": program}), ["firecracker"])
 
     def test_without_root(self):
         one = Server()

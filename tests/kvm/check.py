@@ -20,7 +20,7 @@ import outer
 
 # What differs when the processor is real: machines and their states, clocks and identity, and what crosses the port. Nothing that
 # takes long for its size: the CI has some four minutes for it, of which the machine's boot and the golden's are one.
-PROOF = "test_engine"
+PROOF = "test_engine.Engine"
 DEFAULT = [
     "test_lifecycle.Create.test_running_means", "test_lifecycle.Verbs.test_pause_and_resume",
     "test_lifecycle.Verbs.test_stop_and_start", "test_exec.Commands", "test_exec.Bytes.test_bytes",
