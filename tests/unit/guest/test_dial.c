@@ -2,6 +2,7 @@
  * may be connected while the VM stands still. */
 #include "unit.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -138,6 +139,22 @@ static void test_asks_for_the_port(void **state)
     expect_sync(w);
 }
 
+/* Its connection is new, and what was sent arrives: nothing is said twice to a guest that is slow. */
+static void test_a_slow_guest_is_left_alone(void **state)
+{
+    struct world *w = *state;
+    unsigned char byte;
+    expect_connect(w);
+    say(w, "OK 1\n");
+    expect_sync(w);
+    int64_t limit = clock_mono_ns() + 1200 * CLOCK_NS_PER_MS;
+    while (clock_mono_ns() < limit) {
+        loop_turn(w->loop, 20);
+        assert_int_equal(read(w->fd, &byte, 1), -1);
+        assert_int_equal(errno, EAGAIN);
+    }
+}
+
 static void test_nobody_listens_yet(void **state)
 {
     struct world *w = *state;
@@ -213,6 +230,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_asks_for_the_port, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_a_slow_guest_is_left_alone, setup, teardown),
         cmocka_unit_test_setup_teardown(test_nobody_listens_yet, setup, teardown),
         cmocka_unit_test_setup_teardown(test_what_is_no_answer, setup, teardown),
         cmocka_unit_test_setup_teardown(test_held_is_not_connected, setup, teardown),
