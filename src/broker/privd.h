@@ -55,9 +55,9 @@ struct privd {
     struct pool pool;
     struct cgroup_host cgroups;
     pthread_rwlock_t packing; /* for reading: a snapshot's memory is in use; for writing: it is exchanged */
-    _Atomic uint64_t kept_bytes;         /* memory of guests held for snapshots in the making */
+    _Atomic uint64_t kept_bytes;          /* memory of guests held for snapshots in the making */
     struct filter filters[FILTER_DAEMON]; /* what VMMs and the broker may call; made once */
-    uint32_t tsc_khz;                    /* of the host, measured once: see vm/qemu_argv.h */
+    uint32_t tsc_khz;                     /* of the host, measured once: see vm/qemu_argv.h */
     /* loop thread only */
     struct sandbox *sandboxes;
     struct snapshot *snapshots; /* in the making */

@@ -30,7 +30,8 @@
 #include "vm/kvm_probe.h"
 #include "vm/vm.h"
 
-#define KVM_PROBE_MS 10000 /* milliseconds on a quiet host; a loaded one must not count as one without KVM */
+/* Milliseconds on a quiet host; a loaded one must not count as one without KVM. */
+#define KVM_PROBE_MS 10000
 #define LISTEN_BACKLOG 512
 #define STATE_DIR_MAX 52 /* and "/pool/sandboxes/<id>/run/agent.sock" fits sun_path */
 
