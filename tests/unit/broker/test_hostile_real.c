@@ -42,16 +42,22 @@ static void picture_add(struct picture *p, const char *line)
     p->used += n;
 }
 
+/* What the host changes by itself: the pool's image, whenever its file system is written back. */
+static bool holds_still(const struct stat *st, const char *path)
+{
+    return S_ISREG(st->st_mode) && !strstr(path, "/pool.img");
+}
+
 /* Names, kinds, modes, owners and sizes of all below a directory; of files also the time of the last change.
  */
 static void picture_tree(struct picture *p, const char *path)
 {
     struct stat st;
     assert_int_equal(lstat(path, &st), 0);
-    AUTO_FREE char *line =
-        str_printf("%s %o %u %u %lld %lld\n", path, st.st_mode, st.st_uid, st.st_gid,
-                   S_ISREG(st.st_mode) ? (long long)st.st_size : 0,
-                   S_ISREG(st.st_mode) ? (long long)st.st_ctim.tv_sec * 1000000000 + st.st_ctim.tv_nsec : 0);
+    bool still = holds_still(&st, path);
+    AUTO_FREE char *line = str_printf(
+        "%s %o %u %u %lld %lld\n", path, st.st_mode, st.st_uid, st.st_gid, still ? (long long)st.st_size : 0,
+        still ? (long long)st.st_ctim.tv_sec * 1000000000 + st.st_ctim.tv_nsec : 0);
     picture_add(p, line);
     if (!S_ISDIR(st.st_mode))
         return;
@@ -95,11 +101,22 @@ static unsigned leaked_owners(const char *path)
     return n;
 }
 
+/* The first line in which two pictures differ: all of them is more than a message can hold. */
+static void assert_same_picture(const char *was, const char *is)
+{
+    size_t line = 0;
+    size_t n = 0;
+    for (; was[n] != '\0' && was[n] == is[n]; n++)
+        if (was[n] == '\n')
+            line = n + 1;
+    if (was[n] != is[n])
+        fail_msg("changed outside: %.300s\n--- now: %.300s", was + line, is + line);
+}
+
 static void assert_untouched(void)
 {
     AUTO_FREE char *after = take_picture();
-    if (strcmp(before, after) != 0)
-        fail_msg("changed outside:\n%s\n--- now:\n%s", before, after);
+    assert_same_picture(before, after);
     assert_int_equal(kill(decoy, 0), 0);
     assert_false(real_has_ended(decoy));
     assert_false(real_has_ended(bystander_vmm));
