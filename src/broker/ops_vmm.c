@@ -1,6 +1,7 @@
 /* Requests about VMMs: start, adopt, kill. */
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
@@ -487,12 +488,48 @@ int op_vmm_start_begin(struct job *j)
     return rc;
 }
 
-/* The VMM sets itself up meanwhile; it loads nothing before it is told to. */
-static int make_sure(struct job *j)
+/* Beside the start of a VMM, which loads nothing before it is told to. */
+struct check {
+    const struct job *j;
+    pthread_t thread;
+    bool started;
+    struct error err;
+};
+
+static void *run_check(void *arg)
 {
-    int rc = vmm_check_snapshot(j);
+    struct check *c = arg;
+    (void)vmm_check_snapshot(c->j->p, c->j->req.snapshot_id, &c->err);
+    return NULL;
+}
+
+/* Without a thread to spare it is made at once. */
+static void start_check(struct check *c)
+{
+    if (c->j->req.boot != BROKER_BOOT_SNAPSHOT)
+        return;
+    c->started = pthread_create(&c->thread, NULL, run_check, c) == 0;
+    if (!c->started)
+        (void)run_check(c);
+}
+
+static int finish_check(struct check *c, struct error *err)
+{
+    if (c->started)
+        (void)pthread_join(c->thread, NULL);
     fault_point("privd.vmm-start.checked");
-    return rc;
+    if (c->err.code < 0 && err->code == 0)
+        *err = c->err;
+    return c->err.code;
+}
+
+static int launch_checked(struct start *s, struct jail_child *child)
+{
+    struct check check = {.j = s->j};
+    start_check(&check);
+    int rc = launch(s, child);
+    int checked = finish_check(&check, &s->j->err);
+    return rc < 0 ? rc : checked;
 }
 
 int op_vmm_start_run(struct job *j)
@@ -511,11 +548,9 @@ int op_vmm_start_run(struct job *j)
     struct jail_child child = JAIL_CHILD_INIT;
     rc = plan(s);
     if (rc == 0)
-        rc = launch(s, &child);
-    if (rc == 0 && j->req.boot == BROKER_BOOT_SNAPSHOT)
-        rc = make_sure(j);
+        rc = launch_checked(s, &child);
+    j->pidfd = child.pidfd; /* the job's, whatever came of it */
     if (rc == 0) {
-        j->pidfd = child.pidfd;
         j->fifo_fd = TAKE_FD(s->fifo_fd);
         rc = fill_reply(j);
     }

@@ -43,16 +43,15 @@ static int open_golden(struct job *j, int *ret_fd)
     return 0;
 }
 
-static int read_manifest(struct job *j, int *ret_dir, struct manifest *ret)
+static int read_manifest(const struct privd *p, const char *id, int *ret_dir, struct manifest *ret,
+                         struct error *err)
 {
-    const char *id = j->req.snapshot_id;
-    AUTO_CLOSE int dir = snapshot_open(j->p, id);
+    AUTO_CLOSE int dir = snapshot_open(p, id);
     if (dir < 0)
-        return error_errno(&j->err, errno == ENOENT ? ERROR_NOT_FOUND : ERROR_INTERNAL, errno, "snapshot %s",
-                           id);
-    int rc = manifest_read(dir, id, ret, &j->err);
+        return error_errno(err, errno == ENOENT ? ERROR_NOT_FOUND : ERROR_INTERNAL, errno, "snapshot %s", id);
+    int rc = manifest_read(dir, id, ret, err);
     if (rc == 0 && !ret->full)
-        rc = error_set(&j->err, ERROR_CONFLICT, "snapshot %s is of the disk alone", id);
+        rc = error_set(err, ERROR_CONFLICT, "snapshot %s is of the disk alone", id);
     if (rc == 0)
         *ret_dir = TAKE_FD(dir);
     return rc;
@@ -64,7 +63,7 @@ static int open_snapshot(struct job *j, int sandbox_dir, struct under_map *map, 
 {
     struct manifest m;
     AUTO_CLOSE int dir = -1;
-    int rc = read_manifest(j, &dir, &m);
+    int rc = read_manifest(j->p, j->req.snapshot_id, &dir, &m, &j->err);
     if (rc == 0)
         rc = snapshot_lock_whole(j->p, dir, &m, &j->err);
     if (rc < 0)
@@ -79,12 +78,12 @@ static int open_snapshot(struct job *j, int sandbox_dir, struct under_map *map, 
     return rc;
 }
 
-int vmm_check_snapshot(struct job *j)
+int vmm_check_snapshot(const struct privd *p, const char *snapshot_id, struct error *err)
 {
     struct manifest m;
     AUTO_CLOSE int dir = -1;
-    int rc = read_manifest(j, &dir, &m);
-    return rc < 0 ? rc : snapshot_check(dir, &m, &j->err);
+    int rc = read_manifest(p, snapshot_id, &dir, &m, err);
+    return rc < 0 ? rc : snapshot_check(dir, &m, err);
 }
 
 /* The file keeps a name here whatever happens to the golden or the snapshot: the next snapshot's base. */
