@@ -17,6 +17,7 @@
 #include "base/str.h"
 #include "proto/proto.h"
 #include "vm/firecracker.h"
+#include "vm/firecracker_version.h"
 
 #define UP_TIMEOUT_MS 30000 /* a loaded host */
 #define CALL_TIMEOUT_MS 20000
@@ -497,11 +498,10 @@ static void op_launch(struct vm *vm, vm_done done, void *arg)
 {
     struct broker_vmm vmm;
     struct error err = ERROR_INIT;
-    /* Beyond, it is in two pieces that nobody can tell apart from outside. */
-    if (vm->spec.shape.memory_mib > VM_FIRECRACKER_MEMORY_MIB) {
+    if (vm->spec.shape.memory_mib > FIRECRACKER_MEMORY_MIB) {
         (void)error_field(&err, ERROR_UNSUPPORTED, "resources.memory_mib",
                           "memory_mib is %u; the engine firecracker has %d at most",
-                          vm->spec.shape.memory_mib, VM_FIRECRACKER_MEMORY_MIB);
+                          vm->spec.shape.memory_mib, FIRECRACKER_MEMORY_MIB);
         done(arg, &err);
         return;
     }

@@ -84,7 +84,6 @@ struct vm_engine_info {
 };
 
 #define VM_MEMORY_MIB_MAX 65536
-#define VM_FIRECRACKER_MEMORY_MIB 3072
 
 enum vm_engine_choice { VM_ENGINE_AUTO, VM_ENGINE_QEMU, VM_ENGINE_FIRECRACKER, VM_ENGINE_FAKE };
 
