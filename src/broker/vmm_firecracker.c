@@ -38,7 +38,7 @@ unsigned firecracker_items(const struct firecracker_root *r, struct jail_item *i
 {
     const struct jail_item list[] = {
         {.entry = JAIL_BIND,
-         .to = FIRECRACKER_PROGRAM + 1,
+         .to = &FIRECRACKER_PROGRAM[1],
          .from = r->program}, /* plain files are not executable */
         {.entry = JAIL_TMPFS, .to = "run", .size = "8m", .inodes = 64, .uid = r->uid, .gid = r->gid},
         {.entry = JAIL_BIND, .to = "state", .from = r->state, .plain_file = true},
