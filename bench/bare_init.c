@@ -4,6 +4,7 @@
  *
  *   FLOOD <bytes>   writes that many bytes to the port, from this process
  *   PIPE <bytes>    the same, produced by a child and read from its pipe
+ *   SPLICE <bytes>  the same, but passed on by splice(2), without a look at them
  *   HTTP            from here on the port is a connection to the tiny HTTP server, for ever
  *   RELAY           the same, but the server is a child behind a TCP socket, as every server in a sandbox is,
  * and this process passes bytes on between the two LOOP <n>        n requests to that child without the port;
@@ -132,6 +133,33 @@ static void drain_child(int port, unsigned long long bytes)
     (void)waitpid(pid, NULL, 0);
 }
 
+/* The port gets pages of the pipe. It says 0 when the pipe is empty, whether or not more will come. */
+static void splice_child(int port, unsigned long long bytes)
+{
+    int fds[2];
+    if (pipe(fds) < 0)
+        return;
+    (void)fcntl(fds[1], F_SETPIPE_SZ, PIPE);
+    pid_t pid = fork();
+    if (pid == 0) {
+        flood(fds[1], bytes);
+        _exit(0);
+    }
+    (void)close(fds[1]);
+    while (bytes > 0) {
+        struct pollfd p = {.fd = fds[0], .events = POLLIN};
+        ssize_t n = splice(fds[0], NULL, port, NULL, PIPE, 0);
+        if (n > 0)
+            bytes -= (unsigned long long)n;
+        else if (n < 0 && errno != EAGAIN && errno != EINTR)
+            break;
+        else if (n == 0 && (poll(&p, 1, -1) < 0 || !(p.revents & POLLIN)))
+            break;
+    }
+    (void)close(fds[0]);
+    (void)waitpid(pid, NULL, 0);
+}
+
 static void execute(int port, char *line)
 {
     char *argv[WORDS_MAX + 1], *word, answer[32];
@@ -255,6 +283,8 @@ static void serve(int port, char *line)
         flood(port, strtoull(line + 6, NULL, 10));
     else if (strncmp(line, "PIPE ", 5) == 0)
         drain_child(port, strtoull(line + 5, NULL, 10));
+    else if (strncmp(line, "SPLICE ", 7) == 0)
+        splice_child(port, strtoull(line + 7, NULL, 10));
     else if (strncmp(line, "SINK ", 5) == 0)
         sink(port, strtoull(line + 5, NULL, 10));
     else if (strncmp(line, "DRAIN ", 6) == 0)

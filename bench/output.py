@@ -1,8 +1,9 @@
 """A command's output to an attached client, against the port it has to pass.
 
-A command writes into a pipe, and a port takes bytes from whoever reads that pipe. So there are four bare limits: the
+A command writes into a pipe, and a port takes bytes from whoever reads that pipe. So there are five bare limits: the
 port alone (a guest that writes one hot buffer to it), on SPACE's command line and on the plain one; the pipe alone
-(read into one hot buffer, nothing leaves the guest); and the least relay from one to the other.
+(read into one hot buffer, nothing leaves the guest); and the least relay from one to the other, by read and write and
+by splice.
 """
 import os
 import subprocess
@@ -70,7 +71,7 @@ class Bare:
         self.vms, self.sides = [], {}
         vm = self.start(bench.bare_machine())
         self.sides = {"port": (vm, BARE_BYTES, "FLOOD"), "pipe": (vm, BARE_BYTES, "DRAIN"),
-                      "relay": (vm, BARE_BYTES, "PIPE")}
+                      "relay": (vm, BARE_BYTES, "PIPE"), "splice": (vm, BARE_BYTES, "SPLICE")}
         if bench.bare_machine().emulated:
             self.sides["plain"] = (self.start(bench.bare_machine(plain=True)), PLAIN_BYTES, "FLOOD")
 
@@ -115,6 +116,7 @@ def figures(bench):
                      [(">= 0.8 x", ours >= 0.8 * rates["plain"])], ROUNDS)
     yield Figure("  a pipe alone, no port", "MB/s", rates["pipe"], ours, [], ROUNDS)
     yield Figure("  pipe to port, no SPACE", "MB/s", rates["relay"], ours, [], ROUNDS)
+    yield Figure("  pipe to port, by splice", "MB/s", rates["splice"], ours, [], ROUNDS)
     yield Figure("  daemon's growth meanwhile", "MiB", None, grown, [("<= 16 MiB", grown <= 16)], 1)
     if least < rates["port"]:
         bench.notes.append("output: what passes a pipe comes no faster than the pipe alone, here slower than the port; "
