@@ -1,4 +1,5 @@
 """A server whose virtual machine monitor can be changed for the inmate (inmate.c), and what the inmate is told."""
+import atexit
 import ctypes
 import os
 import shutil
@@ -50,6 +51,7 @@ class Bait:
         for what in ("shm", "sem", "queue", "key"):
             if getattr(self, what) < 0:
                 raise RuntimeError(f"the bait {what} cannot be laid out")
+        atexit.register(self.take_in)
 
     @staticmethod
     def write(path, text, mode=0o644):
@@ -87,6 +89,8 @@ class Bait:
         return "" if seen == (CONTENT, "untouched" * 500, CONTENT, b"bait") else f"the bait was changed: {seen}"
 
     def take_in(self):
+        """Removes what would stay on the host; once, also when a run ends early."""
+        atexit.unregister(self.take_in)
         for one in self.listeners:
             one.close()
         LIBC.shmctl(self.shm, 0, None)

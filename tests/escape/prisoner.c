@@ -2,10 +2,12 @@
  * registers, the agent's own port. Each command tries one thing and prints what came of it.
  *
  *   prisoner COMMAND [SECONDS|DIRECTORY] */
+#include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <glob.h>
 #include <linux/vm_sockets.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdbool.h>
@@ -61,6 +63,42 @@ static void tell(const char *name, long rc)
 
 /* --- other machines --- */
 
+/* Connects within WAIT_MS, if at all. */
+static int connect_to(int fd, const void *at, socklen_t n)
+{
+    int error = ETIMEDOUT;
+    socklen_t size = sizeof(error);
+    if (fd < 0 || connect(fd, at, n) == 0)
+        return fd < 0 ? -1 : 0;
+    if (errno != EINPROGRESS)
+        return -1;
+    struct pollfd p = {.fd = fd, .events = POLLOUT};
+    if (poll(&p, 1, WAIT_MS) == 1)
+        (void)getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size);
+    errno = error;
+    return error ? -1 : 0;
+}
+
+/* ADDRESS/PORT, over TCP. */
+static int do_connect(const char *arg)
+{
+    char address[64];
+    (void)snprintf(address, sizeof(address), "%s", arg ? arg : "");
+    char *slash = strchr(address, '/');
+    if (!slash)
+        return 2;
+    *slash = '\0';
+    uint16_t port = htons((uint16_t)strtoul(slash + 1, NULL, 10));
+    struct sockaddr_in v4 = {.sin_family = AF_INET, .sin_port = port};
+    struct sockaddr_in6 v6 = {.sin6_family = AF_INET6, .sin6_port = port};
+    bool six = strchr(address, ':') != NULL;
+    if (inet_pton(six ? AF_INET6 : AF_INET, address, six ? (void *)&v6.sin6_addr : (void *)&v4.sin_addr) != 1)
+        return 2;
+    int fd = socket(six ? AF_INET6 : AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    tell(arg, connect_to(fd, six ? (void *)&v6 : (void *)&v4, six ? sizeof(v6) : sizeof(v4)));
+    return 0;
+}
+
 static int do_vsock(const char *arg)
 {
     (void)arg;
@@ -68,19 +106,8 @@ static int do_vsock(const char *arg)
     for (size_t i = 0; i < sizeof(cids) / sizeof(cids[0]); i++) {
         struct sockaddr_vm at = {.svm_family = AF_VSOCK, .svm_cid = cids[i], .svm_port = 22};
         char name[32];
-        int error = 0;
-        socklen_t size = sizeof(error);
         int fd = socket(AF_VSOCK, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-        int rc = fd < 0 ? -1 : connect(fd, (struct sockaddr *)&at, sizeof(at));
-        if (rc < 0 && errno == EINPROGRESS) {
-            struct pollfd p = {.fd = fd, .events = POLLOUT};
-            if (poll(&p, 1, WAIT_MS) == 1)
-                (void)getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size);
-            else
-                error = ETIMEDOUT;
-            errno = error;
-            rc = error ? -1 : 0;
-        }
+        int rc = connect_to(fd, &at, sizeof(at));
         (void)snprintf(name, sizeof(name), "CID %u", cids[i]);
         tell(name, rc);
     }
@@ -558,6 +585,7 @@ static const struct {
     const char *name;
     int (*run)(const char *arg);
 } commands[] = {
+    {"connect", do_connect},
     {"vsock", do_vsock},
     {"cpuid", do_cpuid},
     {"kvm", do_kvm},
