@@ -18,7 +18,7 @@
 
 #define INPUT_SIZE 65536
 #define HEADER_MAX (8 * 1024 * 1024) /* bytes of the stream for one entry's head: more is no honest entry */
-#define NAME_LONGEST 65536 /* bytes of a path in an archive, with its NUL */
+#define NAME_LONGEST 65536           /* bytes of a path in an archive, with its NUL */
 #define DEPTH_MAX (NAME_LONGEST / 2)
 #define TEMP_SIZE 32
 
@@ -37,7 +37,7 @@ struct untar {
     struct archive_entry *entry;
     char path[NAME_LONGEST];   /* of the entry, without "." and double slashes; "" is the directory itself */
     char parent[NAME_LONGEST]; /* the directory that parent_fd is */
-    int parent_fd;         /* -1: none yet */
+    int parent_fd;             /* -1: none yet */
     char open[NAME_LONGEST];   /* path of the innermost level */
     struct level *levels;
     size_t level_count;
