@@ -21,9 +21,8 @@
 #define SHARE_OUT_SIZE (2 * SHARE_HALF_SLOTS * SHARE_SLOT + 4096) /* the last frame ends behind its slot */
 
 #define SHARE_IN_SIZE 2097152
-#define SHARE_STEP                                                                          \
-    1048576 /* bytes that are worth a word to the child: each costs four changes of process \
-             */
+/* Bytes that are worth a word to the child: each costs four changes of process. */
+#define SHARE_STEP 1048576
 
 /* What the agent tells its child. READ: a half is given back. WRITE: all of it. */
 struct share_word {
