@@ -256,6 +256,12 @@ static bool is_over(int fd)
     return poll(&p, 1, 0) == 1;
 }
 
+void agent_has_read(struct agent *a)
+{
+    if (pace_output(&a->pace, clock_mono_ns()) && a->init)
+        pace_apply(&a->pace);
+}
+
 static void on_port(struct watch *w, uint32_t events)
 {
     struct agent *a = w->arg;

@@ -103,6 +103,9 @@ void agent_turn(struct agent *a, int max_wait_ms);
 void agent_watch(struct agent *a, struct watch *w, uint32_t events);
 void agent_unwatch(struct agent *a, struct watch *w);
 
+/* Something that others in the guest write was read: see pace.h. */
+void agent_has_read(struct agent *a);
+
 /* REPLY to a request: code 0 or an enum error_code. */
 void agent_reply(struct agent *a, uint32_t request, int code, const char *message);
 

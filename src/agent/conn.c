@@ -191,6 +191,8 @@ static void receive(struct conn *c, bool to_end)
         int r = out_fill(&c->out);
         if (r < 0)
             end_reading(c, errno);
+        else if (r > 0 && c->agent->asked > 1)
+            agent_has_read(c->agent); /* a server answers many: the answers are to travel together */
         if (r <= 0 || !to_end)
             break;
     }

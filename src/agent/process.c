@@ -81,8 +81,8 @@ static void fill(struct process *p, int i)
         return;
     }
     int got = out_fill(o);
-    if (got > 0 && pace_output(&p->agent->pace, clock_mono_ns()) && p->agent->init)
-        pace_apply(&p->agent->pace);
+    if (got > 0)
+        agent_has_read(p->agent);
     if (got < 0) {
         end_stream(p, i);
     } else if (!p->grown[i] && o->end - before >= PIPE_GROW && p->terminal < 0) {
