@@ -172,7 +172,7 @@ class Life:
     def suspend(self):
         """Bytes and time of a suspend; restore to the first command, against a restore by hand."""
         sizes, times, dirties = [], [], []
-        machines = self.bare_machines()
+        machines = {**self.bare_machines(), AGENT: self.agent_machine()}
         restores = {name: [] for name in (*machines, "space")}
         for _ in range(self.runs):
             for name, machine in machines.items():
