@@ -23,6 +23,7 @@
 #define CALL_TIMEOUT_MS 20000
 #define LOAD_TIMEOUT_MS 60000
 #define EXIT_TIMEOUT_MS 10000
+#define GONE_TIMEOUT_MS 1000 /* a process that ends closes its sockets first */
 #define API_SOCKET "api.sock"
 #define AGENT_SOCKET "agent.sock"
 
@@ -222,8 +223,11 @@ static void on_reply(void *arg, const struct error *err, const json_t *body)
     struct error failure = ERROR_INIT;
     if (!q->step)
         return;
-    if (err && err->code == ERROR_GONE)
-        return; /* the end of the process answers the operation */
+    if (err && err->code == ERROR_GONE) {
+        /* The end of the process answers the operation; one that has only hung up is ended. */
+        loop_timer_start(&q->timer, GONE_TIMEOUT_MS);
+        return;
+    }
     if (q->step->kind == STEP_DEVICES) {
         if (is_devices_only(err)) {
             q->reset_sent = true;
@@ -286,7 +290,11 @@ static void take_memory(struct vm *vm)
 
 static void on_end_timeout(struct loop_timer *t)
 {
-    end_process(t->arg); /* saved already: how it ends does not matter */
+    struct vm *vm = t->arg;
+    struct fc *q = vm->priv;
+    if (vm->state != VM_SAVED) /* else how it ends does not matter */
+        (void)str_copy(q->last_words, sizeof(q->last_words), "it closed its control interface");
+    end_process(vm);
 }
 
 static unsigned timeout_of(const struct fc_step *s)

@@ -26,7 +26,7 @@ struct fc {
     int run_fd;             /* the directory the VMM can write; -1 before the start */
     int pidfd;
     struct loop_fd pid_watch;
-    struct loop_timer timer; /* deadline of its end */
+    struct loop_timer timer; /* deadline of its end, which is expected */
     char log[200];
     char last_words[256]; /* why it will end, where that is known beforehand */
     char version[32];     /* this one's: it may be older than the program that is there now */

@@ -10,6 +10,15 @@
 
 #include "base/str.h"
 
+static void hang_up(struct fc_server *s)
+{
+    loop_fd_stop(&s->watch);
+    if (s->fd >= 0)
+        (void)close(s->fd);
+    s->fd = -1;
+    buf_finish(&s->in);
+}
+
 static void say(struct fc_server *s, unsigned status, const char *body)
 {
     char text[2048];
@@ -28,6 +37,10 @@ static void answer(struct fc_server *s, const char *request)
     char text[256];
     if (str_eq(s->ignore, request))
         return;
+    if (str_eq(s->hangs_up, request)) {
+        hang_up(s);
+        return;
+    }
     if (str_eq(s->refuse, request)) {
         say(s, 400, "{\"fault_message\":\"no such luck\"}");
     } else if (strcmp(request, "GET /version") == 0) {
@@ -71,15 +84,6 @@ static bool take(struct fc_server *s)
     if (s->fd >= 0)
         answer(s, request);
     return s->fd >= 0;
-}
-
-static void hang_up(struct fc_server *s)
-{
-    loop_fd_stop(&s->watch);
-    if (s->fd >= 0)
-        (void)close(s->fd);
-    s->fd = -1;
-    buf_finish(&s->in);
 }
 
 static void on_data(struct loop_fd *w, uint32_t events)

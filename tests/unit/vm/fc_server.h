@@ -16,12 +16,13 @@ struct fc_server {
     char requests[FC_SERVER_REQUESTS][64]; /* "PUT /vm" in order of arrival */
     char bodies[FC_SERVER_REQUESTS][512];
     unsigned count;
-    const char *state;   /* of GET /; default "Not started" */
-    const char *version; /* default "1.16.1" */
-    const char *refuse;  /* this request is refused */
-    const char *ignore;  /* this one gets no answer */
-    const char *raw;     /* this goes out in place of every answer */
-    bool takes_memory;   /* a snapshot is written whole, as no real one is */
+    const char *state;    /* of GET /; default "Not started" */
+    const char *version;  /* default "1.16.1" */
+    const char *refuse;   /* this request is refused */
+    const char *ignore;   /* this one gets no answer */
+    const char *hangs_up; /* at this one the connection is closed */
+    const char *raw;      /* this goes out in place of every answer */
+    bool takes_memory;    /* a snapshot is written whole, as no real one is */
     void (*on_request)(struct fc_server *s, const char *request);
     void *arg;
 };

@@ -573,6 +573,18 @@ static void test_death_in_a_step(void **state)
     assert_non_null(strstr(f->why, "exit_code=148"));
 }
 
+/* It lives on and talks to nobody: whoever waits for it must not wait for ever. */
+static void test_hanging_up_ends_the_vmm(void **state)
+{
+    struct fixture *f = *state;
+    adopt(f, "Running");
+    f->server.hangs_up = "PATCH /vm";
+    assert_int_equal(CALL(f, vm_pause(f->vm, on_done, f)), ERROR_GONE);
+    assert_int_equal(fake_broker_count(f->broker, "vmm_kill"), 1);
+    wait_for(f, &f->exits, 1);
+    assert_non_null(strstr(f->why, "control interface"));
+}
+
 static void test_console(void **state)
 {
     struct fixture *f = *state;
@@ -613,6 +625,7 @@ int main(void)
         WITH(test_nonsense_from_the_vmm),
         WITH(test_socket_that_is_a_link),
         WITH(test_death_in_a_step),
+        WITH(test_hanging_up_ends_the_vmm),
         WITH(test_console),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
