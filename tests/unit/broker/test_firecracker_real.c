@@ -43,6 +43,15 @@ static int teardown(void **state)
     return 0;
 }
 
+/* With the directory, unlike on_vmm. */
+static void on_started(void *arg, const struct error *err, const struct broker_vmm_info *info)
+{
+    struct answer *a = arg;
+    if (info)
+        a->vmm = *info;
+    answer_error(a, err);
+}
+
 static void close_vmm(void)
 {
     (void)close(vmm.pidfd);
@@ -53,7 +62,7 @@ static void start(enum broker_boot how)
 {
     struct answer a;
     struct broker_vmm v = boot(how);
-    CALL(&real, &a, 20, broker_vmm_start, &v, on_vmm, &a);
+    CALL(&real, &a, 20, broker_vmm_start, &v, on_started, &a);
     assert_answer(&a);
     vmm = a.vmm;
     assert_int_equal(vmm.kind, BROKER_VMM_FIRECRACKER);
@@ -186,7 +195,7 @@ static void test_adopted(void **state)
     close_vmm();
     real_close(&real);
     real_open(&real);
-    CALL(&real, &a, 30, broker_vmm_adopt, id, on_vmm, &a);
+    CALL(&real, &a, 30, broker_vmm_adopt, id, on_started, &a);
     assert_answer(&a);
     assert_int_equal(a.vmm.pid, vmm.pid);
     assert_int_equal(a.vmm.kind, BROKER_VMM_FIRECRACKER);
