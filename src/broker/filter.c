@@ -1,6 +1,7 @@
 #include "broker/filter.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <linux/falloc.h>
 #include <linux/fs.h>
 #include <linux/sched.h>
@@ -150,7 +151,11 @@ static const struct rule allowed[] = {
     {"statx", V, "the same"},
     {"statfs", V, "page size of the memory's file system"},
     {"fstatfs", V, "the same; disk"},
-    {"fcntl", V, "flags, the lock on the disk"},
+    /* Not leases: who opens a file under one waits for its holder, and the broker opens a VMM's disk. */
+    {"fcntl", V, "copies, flags, locks", BITS(1, UINT32_MAX - 7, 0)},
+    {"fcntl", V, "the lock on the disk", BITS(1, UINT32_MAX - 3, F_OFD_GETLK)},
+    {"fcntl", V, "copies, the size of a pipe", BITS(1, UINT32_MAX - 1, F_DUPFD_CLOEXEC)},
+    {"fcntl", V, "the same; seals of memory", BITS(1, UINT32_MAX - 1, F_GETPIPE_SZ)},
     {"dup", V, "descriptors handed over to a chardev"},
     {"fadvise64", V, "disk and memory: what will be read"},
     /* Not KEEP_SIZE alone: it takes space behind a file's end, where no limit on sizes is asked. */

@@ -254,7 +254,8 @@ static int open_disk(const struct privd *p, const char *sandbox_id, int *ret_fd,
 {
     char path[64];
     (void)snprintf(path, sizeof(path), "sandboxes/%s/disk.raw", sandbox_id);
-    *ret_fd = openat(p->pool_fd, path, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+    /* It is the VMM's file: not to wait for the end of a lease that it may have taken. */
+    *ret_fd = openat(p->pool_fd, path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     if (*ret_fd < 0)
         return error_errno(err, errno == ENOENT ? ERROR_NOT_FOUND : ERROR_INTERNAL, errno, "disk of %s",
                            sandbox_id);

@@ -201,6 +201,11 @@ static int try_prctl(long option)
     return prctl((int)option, 0, 0, 0, 0) < 0 ? errno : 0;
 }
 
+static int try_fcntl(long command)
+{
+    return fcntl(-1, (int)command, 0) < 0 ? errno : 0;
+}
+
 static int try_exec(long arg)
 {
     (void)arg;
@@ -237,6 +242,22 @@ static void test_fallocate(void **state)
         assert_int_equal(under(k, try_fallocate, FALLOC_FL_KEEP_SIZE), ENOSYS);
         assert_int_equal(under(k, try_fallocate, FALLOC_FL_ZERO_RANGE | FALLOC_FL_KEEP_SIZE), ENOSYS);
         assert_int_equal(under(k, try_fallocate, FALLOC_FL_COLLAPSE_RANGE), ENOSYS);
+    }
+}
+
+/* Who opens a file under a lease waits for its holder, 45 seconds: a VMM owns its disk, the broker opens it.
+ */
+static void test_leases(void **state)
+{
+    (void)state;
+    const int fine[] = {F_DUPFD,     F_GETFD,     F_SETFD,      F_GETFL,         F_SETFL,      F_SETLKW,
+                        F_OFD_SETLK, F_OFD_GETLK, F_OFD_SETLKW, F_DUPFD_CLOEXEC, F_GETPIPE_SZ, F_ADD_SEALS};
+    const int unknown[] = {F_SETLEASE, F_GETLEASE, F_NOTIFY, F_SETOWN, F_SETSIG, F_SETOWN_EX};
+    for (int k = 0; k < FILTER_DAEMON; k++) {
+        for (size_t i = 0; i < ARRAY_LEN(fine); i++)
+            assert_int_equal(under(k, try_fcntl, fine[i]), EBADF);
+        for (size_t i = 0; i < ARRAY_LEN(unknown); i++)
+            assert_int_equal(under(k, try_fcntl, unknown[i]), ENOSYS);
     }
 }
 
@@ -340,6 +361,7 @@ int main(void)
         cmocka_unit_test(test_the_rest_is_unknown),
         cmocka_unit_test(test_no_vmm_makes_a_process),
         cmocka_unit_test(test_fallocate),
+        cmocka_unit_test(test_leases),
         cmocka_unit_test(test_sockets),
         cmocka_unit_test(test_requests),
         cmocka_unit_test(test_all_threads),

@@ -215,6 +215,26 @@ static void test_adopted(void **state)
     assert_int_equal(a.err.code, ERROR_NOT_FOUND);
 }
 
+/* Whoever opens a file under a lease waits for its holder, 45 seconds: not a worker of the broker. */
+static void test_leased_disk(void **state)
+{
+    struct answer a;
+    char sn[ID_SIZE];
+    (void)state;
+    id_new("sn", sn);
+    AUTO_FREE char *path = str_printf("%s/pool/sandboxes/%s/disk.raw", real.dir, id);
+    AUTO_CLOSE int fd = open(path, O_RDONLY | O_CLOEXEC);
+    (void)signal(SIGIO, SIG_IGN); /* somebody wants the file */
+    assert_int_equal(fcntl(fd, F_SETLEASE, F_WRLCK), 0);
+    CALL(&real, &a, 10, broker_snapshot_begin, sn, id, BROKER_SNAPSHOT_DISK, on_done, &a);
+    assert_int_not_equal(a.err.code, 0);
+    (void)close(TAKE_FD(fd));
+    CALL(&real, &a, 10, broker_snapshot_begin, sn, id, BROKER_SNAPSHOT_DISK, on_done, &a);
+    assert_answer(&a);
+    CALL(&real, &a, 10, broker_snapshot_remove, sn, on_done, &a);
+    assert_answer(&a);
+}
+
 static void test_without_kvm(void **state)
 {
     struct answer a;
@@ -231,7 +251,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_golden_boot),        cmocka_unit_test(test_golden_memory),
         cmocka_unit_test(test_copy_of_the_golden), cmocka_unit_test(test_adopted),
-        cmocka_unit_test(test_without_kvm),
+        cmocka_unit_test(test_leased_disk),        cmocka_unit_test(test_without_kvm),
     };
     if (geteuid() != 0)
         return REAL_SKIP;
