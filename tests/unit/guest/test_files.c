@@ -355,7 +355,7 @@ struct transfer {
     struct guest_file *in, *out;
     unsigned opened;
     size_t bytes, held; /* all in all; given by the one end and not taken by the other yet */
-    char block[300000];
+    char block[GUEST_READ_WINDOW];
 };
 
 static void pass_on(struct transfer *t)
