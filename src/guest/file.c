@@ -8,8 +8,13 @@
 
 #define PUSH_PART (60u << 10)
 #define TELL_FRAMES 32 /* the agent keeps at most some hundred that it has no word of, however small */
-/* What is read and turns out to be large: each word to the agent interrupts it, so they are few. */
+/* What is read and turns out to be large: each word to the agent interrupts it, so they are few. An agent of
+ * an earlier release keeps what it has no word of, and holds less than such a step: nothing comes any more
+ * then, and the steps shrink until something does. */
 #define WIDE_FROM PROTO_OUTPUT_WINDOW
+#define STEP_LEAST (PROTO_OUTPUT_WINDOW / 4)
+#define STEP_WIDE (GUEST_READ_WINDOW / 4)
+#define SILENT_MS 20
 #define WRITE_CREDIT_MAX (4u << 20)
 
 static int check_request(const struct guest *g, const struct file_request *r, struct error *err)
@@ -153,6 +158,8 @@ void guest_file_symlink(struct guest *g, const char *user, const char *path, con
 }
 
 /* --- read and write --- */
+static void on_silence(struct loop_timer *t);
+
 int guest_file_create(struct guest *g, const struct file_request *r, enum guest_file_kind kind, void *arg,
                       struct guest_file **ret, struct error *err)
 {
@@ -174,6 +181,8 @@ int guest_file_create(struct guest *g, const struct file_request *r, enum guest_
     buf_init(&f->out, GUEST_PUSH_MAX);
     buf_init(&f->part, PROTO_RECORD_MAX);
     f->told = PROTO_OUTPUT_WINDOW;
+    f->step = STEP_WIDE;
+    loop_timer_init(g->loop, &f->silence, on_silence, f);
     f->out_limit = PROTO_WRITE_WINDOW;
     DL_APPEND(g->files, f);
     g->file_count++;
@@ -242,26 +251,58 @@ int guest_archive_write(struct guest *g, const struct guest_write *w, const stru
 
 void guest_file_free(struct guest_file *f)
 {
+    loop_timer_stop(&f->silence);
     buf_finish(&f->out);
     buf_finish(&f->part);
     free(f->last);
     free(f);
 }
 
+static bool is_wide(const struct guest_file *f)
+{
+    return f->kind == GUEST_FILE_READS && f->received >= WIDE_FROM;
+}
+
 /* Credit beyond what has been taken. */
 static uint64_t read_window(const struct guest_file *f)
 {
-    return f->kind == GUEST_FILE_READS && f->received >= WIDE_FROM ? GUEST_READ_WINDOW : PROTO_OUTPUT_WINDOW;
+    return is_wide(f) ? GUEST_READ_WINDOW : PROTO_OUTPUT_WINDOW;
 }
 
-/* Whether the agent is to hear of what has been taken. */
+/* What has been taken and the agent has not heard of. */
+static uint64_t untold(const struct guest_file *f)
+{
+    return f->taken + read_window(f) - f->told;
+}
+
+/* Whether the agent is to hear of it. */
 static bool is_due(const struct guest_file *f)
 {
-    uint64_t window = read_window(f);
-    uint64_t more = f->taken + window - f->told;
+    uint64_t more = untold(f);
     /* A large file hears of many small frames when nothing is left to take: else more will be taken. */
-    bool often = window == PROTO_OUTPUT_WINDOW || f->taken == f->received;
-    return more >= window / 4 || (more > 0 && f->frames >= TELL_FRAMES && often);
+    bool often = !is_wide(f) || f->taken == f->received;
+    return more >= (is_wide(f) ? f->step : STEP_LEAST) || (more > 0 && f->frames >= TELL_FRAMES && often);
+}
+
+static void tell_later(struct guest_file *f)
+{
+    if (f->ended)
+        return;
+    if (is_due(f)) {
+        guest_flush_later(f->g);
+    } else if (!f->silence.active && f->step > STEP_LEAST && untold(f) >= STEP_LEAST &&
+               f->taken == f->received) {
+        f->heard = f->received;
+        loop_timer_start(&f->silence, SILENT_MS);
+    }
+}
+
+static void on_silence(struct loop_timer *t)
+{
+    struct guest_file *f = t->arg;
+    if (f->heard == f->received)
+        f->step /= 2;
+    tell_later(f);
 }
 
 void guest_file_taken(struct guest_file *f, size_t n)
@@ -269,8 +310,7 @@ void guest_file_taken(struct guest_file *f, size_t n)
     if (!f->g || f->writes || n > f->received - f->taken)
         return;
     f->taken += n;
-    if (is_due(f))
-        guest_flush_later(f->g);
+    tell_later(f);
 }
 
 size_t guest_file_push(struct guest_file *f, const void *data, size_t n)
@@ -308,6 +348,7 @@ void guest_file_close(struct guest_file *f)
         else
             g->late += 65536; /* windows that were under way */
     }
+    loop_timer_stop(&f->silence);
     DL_DELETE(g->files, f);
     g->file_count--;
     f->g = NULL;
@@ -372,6 +413,7 @@ void guest_file_pump(struct guest_file *f)
 /* The last word, whatever kind it is. err: NULL when all went well. */
 static void tell_done(struct guest_file *f, const struct error *err, const struct guest_stat *st)
 {
+    loop_timer_stop(&f->silence);
     f->failed = false;
     f->ended = true;
     switch (f->kind) {

@@ -207,7 +207,10 @@ void guest_destroy(struct guest *g)
         p->g = NULL;
     }
     DL_FOREACH_SAFE(g->files, f, next_file)
-    f->g = NULL;
+    {
+        loop_timer_stop(&f->silence);
+        f->g = NULL;
+    }
     DL_FOREACH_SAFE(g->conns, conn, next_conn)
     conn->g = NULL;
     g->processes = NULL;

@@ -96,6 +96,9 @@ struct guest_file {
     struct error error;
     uint64_t received, taken, told; /* read */
     unsigned frames;                /* received that the agent has no word of */
+    uint32_t step;                  /* how far `taken` moves in a large file before the agent hears of it; */
+    struct loop_timer silence;      /* nothing may come before that: */
+    uint64_t heard;                 /* `received` when it was started */
     struct buf out;                 /* write: from out_sent on; nothing is sent twice */
     uint64_t out_acked, out_sent, out_limit;
     struct buf part;      /* list, watch: the beginning of a record */

@@ -11,6 +11,7 @@
 #include <cmocka.h>
 
 #include "base/cleanup.h"
+#include "base/clock.h"
 #include "guest/internal.h"
 
 #define EPOCH 0x1111111122222222ull
@@ -757,6 +758,48 @@ static void words_for_small_frames_of_a_large_file(void **state)
     end(&w);
 }
 
+/* Up to where the agent was told that everything has been taken. */
+static uint64_t acknowledged(const struct buf *b, uint32_t tag)
+{
+    uint64_t acked = 0;
+    struct proto_frame f;
+    struct proto_window window;
+    const char *why;
+    for (size_t at = 0; at < buf_len(b); at += f.length + PROTO_OVERHEAD) {
+        assert_int_equal(
+            proto_frame_parse(buf_head(b) + at, buf_len(b) - at, tag, PROTO_FROM_HOST, PROTO_UP, &f, &why),
+            PROTO_WHOLE);
+        if (f.type == PROTO_WINDOW && proto_window_get(&f, &window) == 0)
+            acked = window.acked;
+    }
+    return acked;
+}
+
+/* An agent of an earlier release keeps what it has no word of, and takes no more than 256 KiB of frames. */
+static void an_agent_that_keeps_little_goes_on(void **state)
+{
+    enum { FRAMES = 128, KEPT = 6 };
+    (void)state;
+    static const struct guest_read_events events = {NULL, on_bytes, on_done};
+    static const unsigned char bytes[PROTO_DATA_MAX];
+    struct error e = ERROR_INIT;
+    struct world w;
+    begin(&w, PROTO_VERSION);
+    assert_int_equal(guest_file_read(w.g, NULL, "/x", 0, UINT64_MAX, &events, &w, &w.f, &e), 0);
+    say_opened(&w);
+    for (int i = 0; i < FRAMES; i++) {
+        int64_t limit = clock_mono_ns() + 2 * CLOCK_NS_PER_S;
+        while (w.sent - acknowledged(&w.g->tx, w.g->tag) >= KEPT * sizeof(bytes) && clock_mono_ns() < limit)
+            loop_turn(w.loop, 10);
+        assert_true(w.sent - acknowledged(&w.g->tx, w.g->tag) < KEPT * sizeof(bytes));
+        say_data(&w, bytes, sizeof(bytes));
+        guest_file_taken(w.f, sizeof(bytes));
+    }
+    assert_int_equal(w.lost, 0);
+    assert_int_equal(w.size, FRAMES * sizeof(bytes));
+    end(&w);
+}
+
 /* An agent of an earlier release is not asked for what it does not know. */
 static void earlier_agents(void **state)
 {
@@ -868,6 +911,7 @@ int main(void)
         cmocka_unit_test(closed_from_a_record),
         cmocka_unit_test(few_words_for_a_large_file),
         cmocka_unit_test(words_for_small_frames_of_a_large_file),
+        cmocka_unit_test(an_agent_that_keeps_little_goes_on),
         cmocka_unit_test(earlier_agents),
         cmocka_unit_test(requests_that_cannot_be),
         cmocka_unit_test(requests_as_they_are_read),
