@@ -480,6 +480,32 @@ static void who_asks_at_once_again_finds_it_awake(void **state)
     end(&w);
 }
 
+/* A server that has several to answer is let go on, and its answers travel together; one is not held up. */
+static void answers_of_many_let_the_server_go_on(void **state)
+{
+    enum { MANY = 16 };
+    (void)state;
+    struct world w;
+    struct pair p[MANY];
+    begin(&w);
+    for (uint32_t i = 0; i < MANY; i++)
+        p[i] = connect_pair(&w, i + 1);
+    for (uint64_t i = 0; i < 3 * MANY; i++)
+        ask_once(&w, &p[0], 1, i);
+    assert_false(w.agent.pace.batch);
+    for (uint32_t i = 0; i < MANY; i++)
+        send_data(&w, i + 1, "x", 1, i == 0 ? 3 * MANY : 0, false);
+    agent_turn(&w.agent, 5);
+    assert_int_equal(w.agent.asked, MANY);
+    for (unsigned i = 0; i < MANY; i++)
+        assert_int_equal(write(p[i].server, "y", 1), 1);
+    agent_turn(&w.agent, 5);
+    assert_true(w.agent.pace.batch);
+    for (unsigned i = 0; i < MANY; i++)
+        close_pair(&p[i]);
+    end(&w);
+}
+
 static void data_may_come_with_the_dial(void **state)
 {
     (void)state;
@@ -1108,6 +1134,7 @@ int main(void)
         cmocka_unit_test(a_request_passes_in_two_turns),
         cmocka_unit_test(room_is_waited_for_when_there_is_none),
         cmocka_unit_test(who_asks_at_once_again_finds_it_awake),
+        cmocka_unit_test(answers_of_many_let_the_server_go_on),
         cmocka_unit_test(data_may_come_with_the_dial),
         cmocka_unit_test(a_closed_port_is_named),
         cmocka_unit_test(a_server_with_ipv6_alone_is_found),
