@@ -176,6 +176,8 @@ struct http_server {
 /* --- server.c --- */
 /* Has the library look at its connections at the end of this turn. */
 void server_run_soon(struct http_server *s);
+/* The error of all places being taken: ERROR_UNAVAILABLE, and when to try again. */
+int server_no_place(struct error *err, unsigned max, const char *what);
 
 /* --- sweep.c --- */
 /* Ends connections that take too long or that the library has lost sight of. */
@@ -183,8 +185,6 @@ void sweep_connections(struct http_server *s);
 /* When almost all places are taken: ends the connection other than `newest` that has been without a request
  * being served for longest, so that whoever comes next finds a place. */
 void sweep_make_place(struct http_server *s, const struct http_conn *newest);
-/* The error of all places being taken: ERROR_UNAVAILABLE, and when to try again. */
-int no_place(struct error *err, unsigned max, const char *what);
 /* Whether the peer of a socket has not answered for long though it was asked. */
 bool sweep_vanished(const struct http_server *s, int fd);
 

@@ -9,29 +9,6 @@
 
 /* More than the library accepts before it looks at those it has. */
 #define PLACES_FREE 64
-#define PLACE_RETRY_S 5
-#define QUEUE_SHARE 8
-
-size_t http_queue_bound(const struct http_server *s, size_t most)
-{
-    size_t left = s->queued < s->config.queue_max ? s->config.queue_max - s->queued : 0;
-    size_t share = left / QUEUE_SHARE;
-    share = share < HTTP_QUEUE_LEAST ? HTTP_QUEUE_LEAST : share;
-    return share < most ? share : most;
-}
-
-void http_queue_count(struct http_server *s, size_t *counted, size_t now)
-{
-    s->queued += now - *counted;
-    *counted = now;
-}
-
-int no_place(struct error *err, unsigned max, const char *what)
-{
-    (void)error_set(err, ERROR_UNAVAILABLE, "the limit of %u %s has been reached", max, what);
-    error_retry(err, PLACE_RETRY_S);
-    return err->code;
-}
 
 static bool crowded(const struct http_server *s)
 {

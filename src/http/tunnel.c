@@ -57,7 +57,7 @@ unsigned http_tunnel_count(const struct http_server *s)
 int http_tunnel_room(const struct http_server *s, struct error *err)
 {
     unsigned max = s->config.connections_max - s->config.connections_max / 4;
-    return s->tunnel_count < max ? 0 : no_place(err, max, "upgraded connections");
+    return s->tunnel_count < max ? 0 : server_no_place(err, max, "upgraded connections");
 }
 
 void *http_tunnel_arg(const struct http_tunnel *t)

@@ -89,7 +89,7 @@ void http_ws_accept(struct http_request *r, const char *protocol, size_t message
     if (!r->mhd)
         (void)error_set(&err, ERROR_GONE, "the client is gone");
     else if (r->server->ws_count >= r->server->config.websockets_max)
-        no_place(&err, r->server->config.websockets_max, "WebSockets");
+        (void)server_no_place(&err, r->server->config.websockets_max, "WebSockets");
     if (err.code < 0 || check_handshake(r, protocol, &err) < 0) {
         http_reply_error(r, &err);
         return;
