@@ -58,10 +58,8 @@ static void put_into_ring(struct in *i, const unsigned char *p, size_t n)
 {
     size_t at = (size_t)(i->received % i->ring_size);
     size_t first = n < i->ring_size - at ? n : i->ring_size - at;
-    if (p != i->ring + at)
-        memcpy(i->ring + at, p, first);
-    if (n > first)
-        memcpy(i->ring, p + first, n - first);
+    memcpy(i->ring + at, p, first);
+    memcpy(i->ring, p + first, n - first);
 }
 
 int in_data(struct in *i, const struct proto_data *d)

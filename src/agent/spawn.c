@@ -54,7 +54,7 @@ static void reset_inherited(void)
     sigset_t none;
     sigemptyset(&none);
     struct sched_attr normal = {.size = sizeof(normal), .sched_policy = SCHED_NORMAL};
-    /* The agent itself is a batch of high priority, see main.c. */
+    /* The agent itself has a high priority (main.c), and is a batch process now and then (pace.h). */
     (void)syscall(SYS_sched_setattr, 0, &normal, 0);
     (void)sigaction(SIGPIPE, &dfl, NULL);
     (void)sigprocmask(SIG_SETMASK, &none, NULL);

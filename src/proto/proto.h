@@ -20,11 +20,11 @@
 #include "base/buf.h"
 #include "base/error.h"
 
-/* Versions spoken. What a version added, the table says (`since`); a host that finds an agent of an earlier
- * release in a running guest does without it. */
 /* Where the agent listens when it has no port of its own but a vsock device. */
 #define PROTO_VSOCK_PORT 1024
 
+/* Versions spoken. What a version added, the table says (`since`); a host that finds an agent of an earlier
+ * release in a running guest does without it. */
 #define PROTO_VERSION_LOWEST 1
 /* 2: QUIESCE; HELLO tells of a frozen guest; PONG of its clock.
  * 3: DIAL; FILE lists, moves, copies, links, changes attributes, watches and archives. */
