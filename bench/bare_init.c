@@ -6,10 +6,11 @@
  *   PIPE <bytes>    the same, produced by a child and read from its pipe
  *   SPLICE <bytes>  the same, but passed on by splice(2), without a look at them
  *   HTTP            from here on the port is a connection to the tiny HTTP server, for ever
- *   RELAY           the same, but the server is a child behind a TCP socket, as every server in a sandbox is,
- * and this process passes bytes on between the two LOOP <n>        n requests to that child without the port;
- * answered by "EXIT 0" DRAIN <bytes>   produced by a child, read from its pipe and forgotten; answered by
- * "EXIT 0" anything else   is forked and executed (words split at blanks), answered by "EXIT <status>"
+ *   RELAY           the same, but the server is a child behind a TCP socket, as every server in a sandbox
+ *                   is, and this process passes bytes on between the two
+ *   LOOP <n>        n requests to that child without the port; answered by "EXIT 0"
+ *   DRAIN <bytes>   produced by a child, read from its pipe and forgotten; answered by "EXIT 0"
+ *   anything else   is forked and executed (words split at blanks), answered by "EXIT <status>"
  *
  * Executables are looked up in the initramfs, or under /newroot when /dev/vda can be mounted there. */
 #include <arpa/inet.h>
