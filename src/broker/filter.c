@@ -8,6 +8,7 @@
 #include <seccomp.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
@@ -35,7 +36,6 @@
 #define D BIT(FILTER_DAEMON)
 
 #define KVM_IOCTLS 0xae00
-#define TUN_IOCTLS 0x5400
 #define PAGEMAP_SCAN_IOCTL 0xc0606610
 #define KEYRING_JOIN 1
 
@@ -194,7 +194,10 @@ static const struct rule allowed[] = {
 
     /* --- what takes a request number --- */
     {"ioctl", K | F, "KVM", BITS(1, 0xff00, KVM_IOCTLS)},
-    {"ioctl", F, "TUN, and FIONBIO of sockets", BITS(1, 0xff00, TUN_IOCTLS)},
+    {"ioctl", F, "sockets that do not wait", EQUAL(1, FIONBIO)},
+    {"ioctl", F, "descriptors that an execution closes, as Rust's library does it", EQUAL(1, FIOCLEX)},
+    {"ioctl", F, "whether standard input is a terminal", EQUAL(1, TCGETS)},
+    {"ioctl", F, "the same, as musl does it", EQUAL(1, TIOCGWINSZ)},
     {"prctl", V, "names of threads", EQUAL(0, PR_SET_NAME)},
     {"prctl", V, "names of threads", EQUAL(0, PR_GET_NAME)},
     {"prctl", V, "no_new_privs again, before a filter", EQUAL(0, PR_SET_NO_NEW_PRIVS)},
@@ -308,6 +311,9 @@ static const struct rule deadly[] = {
     {"request_key", ALL | D, "the kernel's keys, and a program run as root"},
     {"keyctl", V | D, "the kernel's keys"},
     {"unshare", ALL | D, "new namespaces: a user namespace has every capability inside"},
+    {"clone", D, "the same", BITS(0, CLONE_NEWUSER, CLONE_NEWUSER)},
+    {"ioctl", D, "typing into a terminal, for whoever sits there", EQUAL(1, TIOCSTI)},
+    {"ioctl", D, "the same, on a console", EQUAL(1, TIOCLINUX)},
     {"setns", ALL | D, "other processes' namespaces"},
     {"chroot", ALL | D, "roots"},
     {"mount", V | D, "mounts"},
@@ -339,7 +345,8 @@ static const struct rule deadly[] = {
 /* What spaced has no use for and libraries may try: unknown. It speaks to the network and executes programs
  * that tell their versions, so of it there is no list of what it may. */
 static const char *const unknown_to_daemon[] = {"io_uring_setup", "io_uring_enter", "io_uring_register",
-                                                "userfaultfd",    "memfd_secret",   "execveat"};
+                                                "userfaultfd",    "memfd_secret",   "execveat",
+                                                "clone3"}; /* whose flags a filter cannot see */
 
 static int add_unknown(scmp_filter_ctx ctx)
 {

@@ -167,6 +167,15 @@ static int try_vfork(long arg)
     return pid < 0 ? errno : 0;
 }
 
+static int try_user_namespace(long arg)
+{
+    (void)arg;
+    long pid = syscall(SYS_clone, CLONE_NEWUSER | SIGCHLD, 0, 0, 0, 0);
+    if (pid == 0)
+        _exit(0);
+    return pid < 0 ? errno : 0;
+}
+
 static void *nothing(void *arg)
 {
     return arg;
@@ -293,8 +302,27 @@ static void test_requests(void **state)
         assert_int_equal(under(k, try_prctl, PR_SET_PTRACER), ENOSYS);
         assert_int_equal(under(k, try_prctl, PR_CAP_AMBIENT), ENOSYS);
     }
-    assert_int_equal(under(FILTER_QEMU, try_ioctl, TIOCSTI), ENOSYS);
-    assert_int_equal(under(FILTER_QEMU_KVM, try_ioctl, TIOCSTI), ENOSYS);
+    assert_int_equal(under(FILTER_FIRECRACKER, try_ioctl, FIONBIO), EBADF);
+    assert_int_equal(under(FILTER_FIRECRACKER, try_ioctl, TCGETS), EBADF);
+    const unsigned long never[] = {TIOCSTI,   TIOCLINUX, TIOCSETD,
+                                   TIOCSCTTY, TCSETS,    0x400454ca /* TUNSETIFF */};
+    for (int k = 0; k < FILTER_DAEMON; k++)
+        for (size_t i = 0; i < ARRAY_LEN(never); i++)
+            assert_int_equal(under(k, try_ioctl, (long)never[i]), ENOSYS);
+}
+
+/* spaced may have a terminal, root's, and a namespace of its own in which it would be root. */
+static void test_what_ends_the_daemon(void **state)
+{
+    (void)state;
+    assert_int_equal(under(FILTER_DAEMON, try_ioctl, TIOCSTI), -SIGSYS);
+    assert_int_equal(under(FILTER_DAEMON, try_ioctl, TIOCLINUX), -SIGSYS);
+    assert_int_equal(under(FILTER_DAEMON, try_ioctl, FIONBIO), EBADF);
+    assert_int_equal(under(FILTER_DAEMON, try_user_namespace, 0), -SIGSYS);
+    assert_int_equal(under(FILTER_DAEMON, call, SYS_clone3), ENOSYS);
+    assert_int_equal(under(FILTER_DAEMON, try_fork, 0), 0);
+    assert_int_equal(under(FILTER_DAEMON, try_thread, 0), 0);
+    assert_int_equal(under(FILTER_DAEMON, try_exec, 0), 0);
 }
 
 /* Threads that ran before have it too, and so has what is executed afterwards. */
@@ -364,6 +392,7 @@ int main(void)
         cmocka_unit_test(test_leases),
         cmocka_unit_test(test_sockets),
         cmocka_unit_test(test_requests),
+        cmocka_unit_test(test_what_ends_the_daemon),
         cmocka_unit_test(test_all_threads),
 #if defined(__x86_64__)
         cmocka_unit_test(test_other_architectures),
