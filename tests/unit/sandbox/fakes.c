@@ -43,6 +43,7 @@ struct guest {
     struct guest_events events;
     void *arg;
     bool ready;
+    bool vsock; /* nobody is connected while it is held */
 };
 
 /* One answer on its way. */
@@ -78,6 +79,7 @@ static struct {
     struct snapshot_files *snapshots;
     unsigned progress; /* counts what guests do */
     char version[32];
+    bool vsock;
 } fake;
 
 static char pool[128];
@@ -196,6 +198,11 @@ void fake_version(const char *version)
     (void)str_copy(fake.version, sizeof(fake.version), version);
 }
 
+void fake_vsock(bool vsock)
+{
+    fake.vsock = vsock;
+}
+
 void fake_reset(struct loop *l)
 {
     struct machine *m;
@@ -215,6 +222,7 @@ void fake_reset(struct loop *l)
     drop_snapshot(f->s.id);
     memset(&fake, 0, sizeof(fake));
     fake_version("1");
+    fake_vsock(false);
     fake.loop = l;
 }
 
@@ -328,7 +336,7 @@ static void ask_done(const void *owner, enum fake_call call, const char *id,
 static void guest_look(struct machine *m)
 {
     struct guest *g = m->guest;
-    if (!g || g->ready || !m->m.alive || !m->m.running)
+    if (!g || g->ready || !m->m.alive || !m->m.running || (g->vsock && m->m.held))
         return;
     struct answer *a = ask(g, FAKE_READY, m->m.id);
     (void)a;
@@ -942,6 +950,9 @@ void vm_adopt(struct vm *vm, vm_done done, void *arg)
 
 void vm_resume(struct vm *vm, vm_done done, void *arg)
 {
+    const struct machine *m = vm->machine;
+    /* Who is connected by now has spoken to nobody. */
+    assert(!m || !m->guest || !m->guest->vsock || m->m.running || m->m.held);
     ask_done(vm, FAKE_RESUME, vm->id, done, arg);
 }
 
@@ -970,7 +981,7 @@ bool vm_is_running(const struct vm *vm)
 uint32_t vm_agent_port(const struct vm *vm)
 {
     (void)vm;
-    return 0;
+    return fake.vsock ? 1024 : 0;
 }
 
 const char *vm_agent_socket(const struct vm *vm)
@@ -993,10 +1004,12 @@ int guest_create(struct loop *l, const struct guest_config *config, const struct
     g->arg = arg;
     (void)str_copy(g->id, sizeof(g->id), config->sandbox_id);
     g->machine = find(config->sandbox_id);
+    g->vsock = config->vsock_port != 0;
     fake.objects++;
     *ret = g;
     if (g->machine) {
         g->machine->guest = g;
+        g->machine->m.held = false;
         guest_look(g->machine);
     }
     return 0;
@@ -1025,8 +1038,13 @@ bool guest_is_frozen(const struct guest *g)
 
 void guest_hold(struct guest *g, bool held)
 {
-    if (g->machine)
-        g->machine->m.held = held;
+    if (!g->machine)
+        return;
+    g->machine->m.held = held;
+    if (!g->vsock)
+        return;
+    g->ready = g->ready && !held;
+    guest_look(g->machine);
 }
 
 void guest_identify(struct guest *g, const struct guest_identity *id, guest_done done, void *arg)

@@ -1,6 +1,8 @@
 /* The verbs when everything works: states, events in order, operations, JSON. */
 #include "world.h"
 
+#include "base/cleanup.h"
+
 static void test_create(void **state)
 {
     struct world *w = *state;
@@ -101,6 +103,27 @@ static void test_pause_and_resume(void **state)
     assert_true(world_verb(w, id, SANDBOX_RESUME, NULL));
     assert_true(world_verb(w, id, SANDBOX_WAKE, NULL));
     assert_true(world_verb(w, id, SANDBOX_START, NULL));
+}
+
+/* An agent with a vsock port is connected to only while its VM runs, whichever way that began. */
+static void test_every_way_with_a_vsock_port(void **state)
+{
+    struct world *w = *state;
+    fake_vsock(true);
+    const char *id = world_running(w);
+    static const struct {
+        enum sandbox_verb down, up;
+        enum sandbox_state is;
+    } ways[] = {{SANDBOX_PAUSE, SANDBOX_RESUME, SANDBOX_PAUSED},
+                {SANDBOX_SUSPEND, SANDBOX_RESTORE, SANDBOX_SUSPENDED},
+                {SANDBOX_STOP, SANDBOX_START, SANDBOX_STOPPED}};
+    for (size_t i = 0; i < ARRAY_LEN(ways); i++) {
+        assert_false(world_verb(w, id, ways[i].down, NULL));
+        world_until(w, world_state(w, id) == ways[i].is);
+        assert_false(world_verb(w, id, ways[i].up, NULL));
+        world_until(w, world_state(w, id) == SANDBOX_RUNNING);
+        assert_false(fake_find(id)->held);
+    }
 }
 
 static void test_stop_and_start(void **state)
@@ -320,6 +343,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_create_confirms_identity, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_operation_json, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_pause_and_resume, world_setup, world_teardown),
+        cmocka_unit_test_setup_teardown(test_every_way_with_a_vsock_port, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_stop_and_start, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_stop_of_a_paused_one, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_wake, world_setup, world_teardown),
