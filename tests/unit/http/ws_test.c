@@ -113,10 +113,13 @@ static void on_opened(struct http_ws *ws, void *arg)
 
 static void on_finished(void *data, bool aborted)
 {
+    struct peer *p = data;
     atomic_fetch_add(&finished_count, 1);
+    if (!aborted && !p->ws)
+        free(p); /* refused */
     if (!aborted)
         return;
-    free(data);
+    free(p);
     atomic_fetch_add(&aborted_count, 1);
 }
 
