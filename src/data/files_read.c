@@ -6,6 +6,8 @@
 #include "data/files.h"
 #include "data/text.h"
 
+_Static_assert(FILE_QUEUE_MAX >= GUEST_READ_WINDOW, "all that the guest may send ahead must have a place");
+
 struct read_call {
     struct file_call f; /* first */
     bool head_only;
