@@ -274,11 +274,27 @@ static void no_groups_by_session(void)
         (void)!write(fd, "0", 1);
 }
 
+/* An emulated processor whose host is busy at the wrong moment: the kernel measures the rate of the
+ * processor's timer, finds next to none, and goes on without a timer. Whatever waits a while, a module's
+ * loading among it, then waits for ever. */
+static bool has_timer(void)
+{
+    char name[32] = "";
+    AUTO_CLOSE int fd =
+        open("/sys/devices/system/clockevents/clockevent0/current_device", O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd >= 0 ? read(fd, name, sizeof(name) - 1) : -1;
+    return n < 0 || (n > 0 && name[0] != '\n'); /* a kernel without the file cannot tell */
+}
+
 int boot_guest(struct boot *ret)
 {
     struct settings s;
     if (mount_early() < 0)
         return -1;
+    if (!has_timer()) {
+        (void)fprintf(stderr, "space-agent: the kernel found no timer\n");
+        (void)reboot(RB_AUTOBOOT); /* the host boots such a VM once more */
+    }
     read_settings(&s);
     ends_by_reset = s.vsock != 0;
     load_modules(&s);

@@ -27,6 +27,7 @@ struct golden_boot {
     char console[CONSOLE_KEPT + 1];
     int64_t begun_at;
     bool saved;
+    bool again; /* the second and last try */
     vm_done done;
     void *arg;
     struct error failure;
@@ -212,26 +213,38 @@ static void on_launched(void *arg, const struct error *err)
     loop_timer_start(&b->timer, CONSOLE_POLL_MS);
 }
 
+static void boot(struct golden_boot *b);
+
+/* Its kernel found no timer, or panicked, before the agent was there: see src/agent/boot.c. */
+static bool boot_again(struct golden_boot *b)
+{
+    if (b->again || b->finish.queued || !b->session || !vm_was_reset(b->vm))
+        return false;
+    b->again = true;
+    LOG(LOG_INFO, "golden boot again", "key=%s sandbox=%s", b->key, b->sandbox_id);
+    loop_timer_stop(&b->timer);
+    golden_session_destroy(b->session);
+    vm_destroy(b->vm);
+    b->session = NULL;
+    b->vm = NULL;
+    boot(b);
+    return true;
+}
+
 static void on_vm_exited(void *arg, const char *why)
 {
     struct golden_boot *b = arg;
     struct error err = ERROR_INIT;
-    if (b->saved)
+    if (b->saved || boot_again(b))
         return; /* as it should */
     (void)error_set(&err, ERROR_UNAVAILABLE, "the VM ended: %s", why);
     end(b, &err);
 }
 
-static void on_begun(void *arg, const struct error *err, bool flag)
+static void boot(struct golden_boot *b)
 {
     static const struct vm_events events = {.exited = on_vm_exited};
-    struct golden_boot *b = arg;
     struct error failure = ERROR_INIT;
-    (void)flag;
-    if (err) {
-        end(b, err);
-        return;
-    }
     struct vm_spec spec = {.boot = VM_BOOT_GOLDEN, .shape = b->shape};
     (void)str_copy(spec.sandbox_id, sizeof(spec.sandbox_id), b->sandbox_id);
     (void)str_copy(spec.golden_key, sizeof(spec.golden_key), b->key);
@@ -240,6 +253,15 @@ static void on_begun(void *arg, const struct error *err, bool flag)
         end(b, &failure);
     else
         vm_launch(b->vm, on_launched, b);
+}
+
+static void on_begun(void *arg, const struct error *err, bool flag)
+{
+    (void)flag;
+    if (err)
+        end(arg, err);
+    else
+        boot(arg);
 }
 
 static void on_prepared(void *arg, const struct error *err, bool flag)

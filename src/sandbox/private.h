@@ -253,6 +253,7 @@ struct sandbox {
     enum step step;
     struct loop_timer step_timer;
     unsigned tries;
+    bool booted_again;    /* a cold boot of this flow was tried once more */
     bool resumed;         /* vm_resume of this flow has answered */
     struct error verdict; /* the operation's, when the sandbox is back in a settled state; code 0: success */
 

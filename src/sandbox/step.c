@@ -15,7 +15,7 @@ static void enter(struct sandbox *sb, enum step step)
 void flow_start(struct sandbox *sb)
 {
     sb->flow++;
-    sb->resumed = false;
+    sb->resumed = sb->booted_again = false;
     sb->tries = 0;
     loop_timer_stop(&sb->step_timer);
     turn_leave(sb);

@@ -48,6 +48,7 @@ struct vm {
     struct loop_deferred answer;
 
     struct vm_refusal *refusals; /* calls refused at once, to be answered at the end of the turn */
+    bool reset;                  /* the guest has reset itself */
     bool *destroyed;             /* set by vm_destroy during a callback */
     void *priv;                  /* the engine's */
 };

@@ -110,6 +110,7 @@ static void on_event(void *arg, const char *name, const json_t *data)
     struct qemu *q = vm->priv;
     if (strcmp(name, "SHUTDOWN") == 0) {
         const char *reason = json_string_value(json_object_get(data, "reason"));
+        vm->reset = reason && strcmp(reason, "guest-reset") == 0;
         if (!q->last_words[0] && reason && str_starts(reason, "guest-"))
             (void)snprintf(q->last_words, sizeof(q->last_words), "the guest's kernel ended (%.40s)", reason);
         return;

@@ -322,6 +322,11 @@ pid_t vm_pid(const struct vm *vm)
     return vm->pid;
 }
 
+bool vm_was_reset(const struct vm *vm)
+{
+    return vm->reset;
+}
+
 bool vm_is_running(const struct vm *vm)
 {
     return vm->state == VM_RUNNING;

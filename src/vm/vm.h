@@ -151,6 +151,7 @@ void vm_kill(struct vm *vm);
 void vm_console(struct vm *vm, vm_console_done done, void *arg);
 
 pid_t vm_pid(const struct vm *vm);                /* 0 before launch or after exit */
+bool vm_was_reset(const struct vm *vm);           /* ended because its guest reset itself, as after a panic */
 bool vm_is_running(const struct vm *vm);          /* vCPUs are running, as far as known */
 const char *vm_agent_socket(const struct vm *vm); /* path, "" before launch; good as long as the VM */
 

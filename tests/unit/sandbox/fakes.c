@@ -35,6 +35,7 @@ struct vm {
     char socket[64];
     struct vm_events events;
     void *arg;
+    bool reset;
 };
 
 struct guest {
@@ -658,6 +659,7 @@ void fake_exit(const char *id, const char *why)
         return;
     m->vm = NULL;
     vm->machine = NULL;
+    vm->reset = strcmp(why, "guest-reset") == 0;
     cancel(vm);
     vm->events.exited(vm->arg, why);
 }
@@ -971,6 +973,11 @@ void vm_kill(struct vm *vm)
 pid_t vm_pid(const struct vm *vm)
 {
     return vm->machine ? 42 : 0;
+}
+
+bool vm_was_reset(const struct vm *vm)
+{
+    return vm->reset;
 }
 
 bool vm_is_running(const struct vm *vm)

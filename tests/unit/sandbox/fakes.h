@@ -91,7 +91,7 @@ void fake_broker_end(bool effect);
 void fake_pool(const char *path);                     /* where state files are made; kept over fake_reset */
 void fake_version(const char *version);               /* of the VMM, from now on */
 void fake_vsock(bool vsock);                          /* agents have a vsock port, from now on */
-void fake_exit(const char *id, const char *why);      /* the VMM dies */
+void fake_exit(const char *id, const char *why);      /* the VMM dies; "guest-reset" */
 void fake_lose(const char *id, int code, bool final); /* the guest link */
 void fake_relink(const char *id);                     /* and its return */
 unsigned fake_objects(void);                          /* vm and guest objects alive */

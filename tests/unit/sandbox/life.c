@@ -149,6 +149,39 @@ static void test_stop_and_start(void **state)
     assert_memory_equal(machine, fake_find(id)->identity.machine_id, sizeof(machine));
 }
 
+/* Starts the stopped sandbox, whose guest resets itself before its first word. */
+static void start_and_reset(struct world *w, const char *id)
+{
+    unsigned links = fake_count(FAKE_LINK);
+    fake_mode(FAKE_READY, FAKE_HANG, 0);
+    assert_false(world_verb(w, id, SANDBOX_START, NULL));
+    world_until(w, fake_count(FAKE_LINK) == links + 1);
+    fake_exit(id, "guest-reset");
+}
+
+static void test_a_boot_that_resets_is_tried_once_more(void **state)
+{
+    struct world *w = *state;
+    const char *id = world_running(w);
+    for (int i = 0; i < 2; i++) {
+        assert_false(world_verb(w, id, SANDBOX_STOP, NULL));
+        world_until(w, world_state(w, id) == SANDBOX_STOPPED);
+        start_and_reset(w, id);
+        fake_mode(FAKE_READY, FAKE_OK, 0);
+        world_until(w, world_state(w, id) == SANDBOX_RUNNING);
+        assert_int_equal(fake_count(FAKE_LAUNCH), 2 * (i + 1));
+    }
+    assert_false(world_verb(w, id, SANDBOX_STOP, NULL));
+    world_until(w, world_state(w, id) == SANDBOX_STOPPED);
+    unsigned links = fake_count(FAKE_LINK);
+    start_and_reset(w, id);
+    world_until(w, fake_count(FAKE_LINK) == links + 2);
+    fake_exit(id, "guest-reset");
+    world_until(w, world_state(w, id) == SANDBOX_FAILED);
+    assert_string_equal(world_field(w, id, "failure.reason"), "vmm_exited");
+    assert_int_equal(fake_count(FAKE_LAUNCH), 6);
+}
+
 static void test_stop_of_a_paused_one(void **state)
 {
     struct world *w = *state;
@@ -345,6 +378,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_pause_and_resume, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_every_way_with_a_vsock_port, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_stop_and_start, world_setup, world_teardown),
+        cmocka_unit_test_setup_teardown(test_a_boot_that_resets_is_tried_once_more, world_setup,
+                                        world_teardown),
         cmocka_unit_test_setup_teardown(test_stop_of_a_paused_one, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_wake, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_wake_of_a_new_one_is_its_creation, world_setup, world_teardown),
