@@ -113,43 +113,47 @@ static void flood(int to, unsigned long long bytes)
     }
 }
 
-/* port: where the bytes go; -1: nowhere. */
-static void drain_child(int port, unsigned long long bytes)
+/* A child that writes so many bytes into a pipe; the end to read from, or -1. */
+static int flood_child(unsigned long long bytes, pid_t *ret_pid)
 {
     int fds[2];
     if (pipe(fds) < 0)
-        return;
+        return -1;
     (void)fcntl(fds[1], F_SETPIPE_SZ, PIPE);
-    pid_t pid = fork();
-    if (pid == 0) {
+    *ret_pid = fork();
+    if (*ret_pid == 0) {
         flood(fds[1], bytes);
         _exit(0);
     }
     (void)close(fds[1]);
+    return fds[0];
+}
+
+/* port: where the bytes go; -1: nowhere. */
+static void drain_child(int port, unsigned long long bytes)
+{
+    pid_t pid;
+    int from = flood_child(bytes, &pid);
+    if (from < 0)
+        return;
     ssize_t n;
-    while ((n = read(fds[0], block, BATCH)) > 0)
+    while ((n = read(from, block, BATCH)) > 0)
         for (ssize_t at = 0; port >= 0 && at < n; at += BLOCK)
             write_all(port, block + at, n - at < BLOCK ? (size_t)(n - at) : BLOCK);
-    (void)close(fds[0]);
+    (void)close(from);
     (void)waitpid(pid, NULL, 0);
 }
 
 /* The port gets pages of the pipe. It says 0 when the pipe is empty, whether or not more will come. */
 static void splice_child(int port, unsigned long long bytes)
 {
-    int fds[2];
-    if (pipe(fds) < 0)
+    pid_t pid;
+    int from = flood_child(bytes, &pid);
+    if (from < 0)
         return;
-    (void)fcntl(fds[1], F_SETPIPE_SZ, PIPE);
-    pid_t pid = fork();
-    if (pid == 0) {
-        flood(fds[1], bytes);
-        _exit(0);
-    }
-    (void)close(fds[1]);
     while (bytes > 0) {
-        struct pollfd p = {.fd = fds[0], .events = POLLIN};
-        ssize_t n = splice(fds[0], NULL, port, NULL, PIPE, 0);
+        struct pollfd p = {.fd = from, .events = POLLIN};
+        ssize_t n = splice(from, NULL, port, NULL, PIPE, 0);
         if (n > 0)
             bytes -= (unsigned long long)n;
         else if (n < 0 && errno != EAGAIN && errno != EINTR)
@@ -157,7 +161,7 @@ static void splice_child(int port, unsigned long long bytes)
         else if (n == 0 && (poll(&p, 1, -1) < 0 || !(p.revents & POLLIN)))
             break;
     }
-    (void)close(fds[0]);
+    (void)close(from);
     (void)waitpid(pid, NULL, 0);
 }
 
