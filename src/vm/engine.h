@@ -98,6 +98,10 @@ void vm_cpu_word(bool kvm, char to[17]);
 /* started.c. The last line that is not empty of what a VMM has printed. */
 void vm_last_words(const char *path, char *to, size_t size);
 
+/* A byte of a guest's console as text: itself when it is plain, else '?'. Carriage returns are left out
+ * before. */
+char vm_plain(unsigned char byte);
+
 /* The version behind the words `before` in what `program --version` prints. ERROR_NOT_FOUND: there is no such
  * program; ERROR_UNAVAILABLE: it tells none. */
 int vm_program_version(const char *program, const char *before, char *to, size_t size, struct error *err);

@@ -39,11 +39,9 @@ const char *fc_console_new(const char *seen, size_t seen_n, const char *text, si
 static void make_plain(char *text)
 {
     char *to = text;
-    for (const char *p = text; *p; p++) {
-        unsigned char b = (unsigned char)*p;
-        if (b != '\r')
-            *to++ = b == '\n' || b == '\t' || (b >= 0x20 && b < 0x7f) ? *p : '?';
-    }
+    for (const char *p = text; *p; p++)
+        if (*p != '\r')
+            *to++ = vm_plain((unsigned char)*p);
     *to = '\0';
 }
 

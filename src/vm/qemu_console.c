@@ -47,12 +47,9 @@ static void request(struct qemu_console *c);
 /* Appends what a guest printed: anything but plain text becomes '?'. */
 static void append(struct qemu_console *c, const unsigned char *data, size_t n)
 {
-    for (size_t i = 0; i < n && c->len < sizeof(c->text) - 1; i++) {
-        unsigned char b = data[i];
-        if (b == '\r')
-            continue;
-        c->text[c->len++] = b == '\n' || b == '\t' || (b >= 0x20 && b < 0x7f) ? (char)b : '?';
-    }
+    for (size_t i = 0; i < n && c->len < sizeof(c->text) - 1; i++)
+        if (data[i] != '\r')
+            c->text[c->len++] = vm_plain(data[i]);
 }
 
 static void on_chunk(void *arg, const struct error *err, const json_t *ret)

@@ -36,6 +36,11 @@ void vm_last_words(const char *path, char *to, size_t size)
             *p = '?';
 }
 
+char vm_plain(unsigned char byte)
+{
+    return byte == '\n' || byte == '\t' || (byte >= 0x20 && byte < 0x7f) ? (char)byte : '?';
+}
+
 /* Reads a child's first output, at most until the deadline. */
 static void read_output(int fd, char *to, size_t size)
 {
