@@ -18,26 +18,11 @@
 #define CONNECTIONS_DEFAULT 4096
 #define IDLE_TIMEOUT_DEFAULT_S 620 /* above what load balancers keep, so that they close first */
 #define QUEUE_DEFAULT ((size_t)256 * 1024 * 1024)
-#define QUEUE_SHARE 8 /* the part of what is left that each may have */
 #define PLACE_RETRY_S 5
 #define BACKLOG 1024
 #define RESTLESS_MAX 2000 /* looks without a pause: work, or a connection that keeps the library awake */
 
 /* --- what there is for all --- */
-
-size_t http_queue_bound(const struct http_server *s, size_t most)
-{
-    size_t left = s->queued < s->config.queue_max ? s->config.queue_max - s->queued : 0;
-    size_t share = left / QUEUE_SHARE;
-    share = share < HTTP_QUEUE_LEAST ? HTTP_QUEUE_LEAST : share;
-    return share < most ? share : most;
-}
-
-void http_queue_count(struct http_server *s, size_t *counted, size_t now)
-{
-    s->queued += now - *counted;
-    *counted = now;
-}
 
 int server_no_place(struct error *err, unsigned max, const char *what)
 {

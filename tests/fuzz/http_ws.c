@@ -70,6 +70,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     int fds[2];
     struct http_server s = {.times = {.ping = 30000, .silent = 90000, .close_wait = 5000}};
     struct ws_accept accept = {.message_max = MESSAGE_MAX, .events = &events};
+    s.config.queue_max = 16 * 1024 * 1024;
     must(loop_create(&s.loop, NULL) == 0);
     must(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) == 0);
     closed_count = 0;
