@@ -4,7 +4,8 @@
     bench.py [--bin BUILD_DIR] [--runs N] [--only NAME]...
 
 The bare limit is what a client gets who does the same by hand: its own QEMU, restored from its own snapshot, one
-command over a virtio port; or libmicrohttpd alone. Needs root. Exit code 0 when every figure is within its limit.
+command over a virtio port; or libmicrohttpd alone. table.py says which of the bare sides a limit is judged by; the
+others stand beside it without a verdict. Needs root. Exit code 0 when every figure is within its limit.
 """
 import argparse
 import json

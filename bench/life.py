@@ -64,8 +64,9 @@ class Life:
                 raise RuntimeError("the witness does not get its memory")
         return sb
 
-    def bare_restores(self):
-        return [bare_restore(self.bare_machine()) for _ in range(self.runs)]
+    def restored_machines(self):
+        """What is restored by hand: the bare guests, and SPACE's own."""
+        return {**self.bare_machines(), AGENT: self.agent_machine()}
 
     def pause(self):
         """Pause, resume and the first command, against stop, cont and a command by hand."""
@@ -154,7 +155,8 @@ class Life:
 
     def fork(self):
         """Twenty children of one parent, each answering, against restores by hand one after the other."""
-        bare = self.bare_restores()
+        machines = self.restored_machines()
+        times = in_turns({name: functools.partial(bare_restore, machine) for name, machine in machines.items()}, self.runs)
         sb = self.with_dirty(10)
         begin = time.perf_counter()
         operation = self.api.ok("POST", f"{sb.path}/fork", {"count": 20}).json["operation"]
@@ -165,14 +167,14 @@ class Life:
         for child in children:
             child.delete(wait=False)
         sb.delete()
-        b = median(bare)
-        yield Figure("fork of 20, each child", "ms", b, each,
-                     [("<= 1.3 x", each <= 1.3 * b), ("20 answer", answered == 20)], 1)
+        times["space"] = [each]
+        yield from against("fork of 20, each child", times,
+                           lambda o, b: [("<= 1.3 x", o <= 1.3 * b), ("20 answer", answered == 20)])
 
     def suspend(self):
         """Bytes and time of a suspend; restore to the first command, against a restore by hand."""
         sizes, times, dirties = [], [], []
-        machines = {**self.bare_machines(), AGENT: self.agent_machine()}
+        machines = self.restored_machines()
         restores = {name: [] for name in (*machines, "space")}
         for _ in range(self.runs):
             for name, machine in machines.items():

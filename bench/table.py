@@ -2,8 +2,10 @@
 import statistics
 import time
 
-# The bare sides of a figure: what the limits are about is seen with either.
-OWN, PLAIN, AGENT = "bare", "plain -cpu max", "the agent by hand"
+# The bare sides of a figure. A limit that names a bare client is judged by AGENT: the same guest, state and port, and nothing of SPACE
+# between them and the client. A limit that names the bare port is judged by PLAIN: the hypervisor as it comes. OWN is beside both, to
+# show what is left: the least guest that answers at all, on SPACE's own command line.
+OWN, PLAIN, AGENT = "the least guest", "plain -cpu max", "the agent by hand"
 
 
 class Figure:
@@ -74,10 +76,11 @@ def in_turns(actions, rounds, warm_up=0):
 
 
 def against(name, times, limits):
-    """One line for each bare side of times, which also has "space". limits(ours, bare) gives a line's limits."""
+    """One line for each bare side of times, which also has "space". limits(ours, bare) gives the limits of the first,
+    the same guest by hand; the others are for comparison."""
     ours = median(times["space"])
-    for side in (OWN, PLAIN, AGENT):
+    for side in (AGENT, PLAIN, OWN):
         if side in times:
-            limit = median(times[side])
-            yield Figure(name if side == OWN else f"  bare: {side}", "ms", limit, ours, limits(ours, limit),
-                         len(times["space"]))
+            bare = median(times[side])
+            judged = limits(ours, bare) if side == AGENT else []
+            yield Figure(name if side == AGENT else f"  bare: {side}", "ms", bare, ours, judged, len(times["space"]))
