@@ -5,6 +5,8 @@ import threading
 
 from harness.case import SharedSandboxTest, SpaceTest, limit
 
+LARGE_MIB = int(os.environ.get("SPACE_FILE_MIB", "64"))
+
 
 class Files(SharedSandboxTest):
     def test_round_trip_of_any_bytes(self):
@@ -132,31 +134,31 @@ class Ranges(SharedSandboxTest):
 
 
 class Large(SpaceTest):
-    @limit(400)
-    def test_64_mebibytes_both_ways_in_constant_memory(self):
-        sb = self.sandbox()
+    @limit(400 + LARGE_MIB)
+    def test_large_both_ways_in_constant_memory(self):
+        sb = self.sandbox(resources={"disk_mib": max(2048, 2 * LARGE_MIB)})
         block = os.urandom(1 << 20)
         digest = hashlib.sha256()
 
         def blocks():
-            for n in range(64):
+            for n in range(LARGE_MIB):
                 part = n.to_bytes(8, "big") + block[8:]
                 digest.update(part)
                 yield part
 
         daemon = self.server.daemon()
         before = daemon.memory()["Rss"]
-        conn = self.api.connect(300)
+        conn = self.api.connect(300 + LARGE_MIB)
         # Chunked: the length is not known beforehand.
         conn.request("PUT", sb.file("/root/large"), blocks(), self.api.headers(), encode_chunked=True)
         response = conn.getresponse()
         self.assertIn(response.status, (200, 201, 204), response.read())
         response.read()
         conn.close()
-        self.assertEqual(sb.sh("sha256sum < /root/large", timeout=120).split()[0], digest.hexdigest())
+        self.assertEqual(sb.sh("sha256sum < /root/large", timeout=120 + LARGE_MIB).split()[0], digest.hexdigest())
 
         conn, response = self.api.stream("GET", sb.file("/root/large"), timeout=300)
-        self.assertEqual((response.status, response.getheader("Content-Length")), (200, str(64 << 20)))
+        self.assertEqual((response.status, response.getheader("Content-Length")), (200, str(LARGE_MIB << 20)))
         back, size = hashlib.sha256(), 0
         while True:
             part = response.read(1 << 16)
@@ -165,7 +167,7 @@ class Large(SpaceTest):
             back.update(part)
             size += len(part)
         conn.close()
-        self.assertEqual((size, back.hexdigest()), (64 << 20, digest.hexdigest()))
+        self.assertEqual((size, back.hexdigest()), (LARGE_MIB << 20, digest.hexdigest()))
         self.assertLess(daemon.memory()["Rss"] - before, 16 << 20)
 
     def test_an_upload_cut_short_leaves_the_old_file(self):
