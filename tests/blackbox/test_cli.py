@@ -142,6 +142,21 @@ class Objects(Cli, SpaceTest):
         self.space("rm", "--wait", sandbox["id"])
         self.assertEqual(self.space_json("get", sandbox["id"])["state"], "deleted")
 
+    def test_get_tells_the_history(self):
+        """Below the document: each move with its time, its operation and its reason."""
+        sb = self.sandbox()
+        operation = sb.verb("pause")["id"]
+        lines = self.space("get", sb.id).decode().splitlines()
+        head = next(n for n, line in enumerate(lines) if line.split() == ["TIME", "FROM", "TO", "OPERATION", "REASON"])
+        moves = [line.split(maxsplit=4) for line in lines[head + 1:]]
+        self.assertEqual([(move[1], move[2]) for move in moves],
+                         [("creating", "running"), ("running", "pausing"), ("pausing", "paused")])
+        self.assertEqual([move[3] for move in moves], [sb.create_operation["id"], operation, operation])
+        for move, told in zip(moves, self.api.get(f"{sb.path}/history")["items"]):
+            self.assertRecent(move[0])
+            self.assertEqual((move[0], move[4]), (told["at"], told["reason"]))
+        self.assertNotIn("TIME", self.space("-o", "json", "get", sb.id).decode())
+
     def test_exit_codes(self):
         self.space("get", "sb_0000000000000000000", code=3)
         self.space("frobnicate", code=2)
