@@ -421,6 +421,28 @@ class Life(PortsTest, OwnServerTest):
         self.server.anonymous.problem("GET", self.path(), status=401)
 
     @limit(300)
+    def test_traffic_is_activity(self):
+        """Requests, and a tunnel for as long as it lasts, keep the sandbox awake; without them it is idle."""
+        def moves():
+            return [move["to"] for move in self.api.get(f"{self.sb.path}/history")["items"]]
+
+        def for_a_while(use):
+            begin = time.monotonic()
+            while time.monotonic() - begin < 6:
+                use()
+                time.sleep(0.2)
+
+        self.api.ok("PATCH", self.sb.path, {"lifecycle": {"idle_timeout_s": 2, "on_idle": "pause"}})
+        for_a_while(lambda: self.assertEqual(self.api.call("GET", self.path()).body, b"hello"))
+        self.assertEqual(moves(), ["running"])
+        tunnel = self.raw(self.head(self.path(RAW, ""), "tcp"))
+        tunnel.until(b"\r\n\r\n")
+        for_a_while(lambda: None)
+        self.assertEqual(moves(), ["running"])
+        tunnel.close()
+        self.wait_state(self.sb, "paused", 60)
+
+    @limit(300)
     def test_a_suspend_under_requests(self):
         tunnel = self.raw(self.head(self.path(RAW, ""), "tcp"))
         tunnel.until(b"\r\n\r\n")
