@@ -1,4 +1,4 @@
-"""The command line tool on a terminal of its own."""
+"""The command line tool, or a program that uses it, on a terminal of its own."""
 import fcntl
 import os
 import pty
@@ -15,7 +15,7 @@ from . import server as programs
 class Terminal:
     """`space` with a pseudo-terminal as its controlling terminal. What it shows is kept in `shown`."""
 
-    def __init__(self, server, *args, rows=24, cols=80):
+    def __init__(self, server, *args, rows=24, cols=80, program=None):
         self.master, self.slave = pty.openpty()
         self.resize(rows, cols)
         self.before = termios.tcgetattr(self.slave)
@@ -25,9 +25,10 @@ class Terminal:
             os.setsid()
             fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
-        env = {"PATH": os.environ["PATH"], "HOME": "/root", "TERM": "xterm", "SPACE_URL": server.url,
-               "SPACE_API_KEY": server.key}
-        self.process = subprocess.Popen([programs.program("space"), *args], env=env, stdin=self.slave, stdout=self.slave,
+        space = programs.program("space")
+        env = {"PATH": f"{os.path.dirname(space)}:{os.environ['PATH']}", "HOME": "/root", "TERM": "xterm",
+               "SPACE_URL": server.url, "SPACE_API_KEY": server.key}
+        self.process = subprocess.Popen([program or space, *args], env=env, stdin=self.slave, stdout=self.slave,
                                         stderr=self.slave, preexec_fn=take_terminal)
 
     def close(self):
