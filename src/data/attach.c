@@ -5,6 +5,7 @@
 #include <strings.h>
 
 #include "base/cleanup.h"
+#include "base/log.h"
 #include "base/str.h"
 
 #define PROTOCOL "space.attach.v1"
@@ -24,6 +25,14 @@ static void give_event(struct attach *a, json_t *event)
     json_decref(event);
 }
 
+static void log_end(struct attach *a, const char *reason)
+{
+    if (a->attached)
+        LOG(LOG_DEBUG, "attach over", "sandbox=%s session=%s process=%s reason=" LOG_Q, a->call.sandbox_id,
+            a->session_id, a->process_id, reason);
+    a->attached = false;
+}
+
 static void end(struct attach *a, enum attach_end how, const char *reason)
 {
     if (a->ended)
@@ -31,6 +40,7 @@ static void end(struct attach *a, enum attach_end how, const char *reason)
     a->ended = true;
     a->how = how;
     (void)str_copy(a->why, sizeof(a->why), reason);
+    log_end(a, how == ATTACH_END_RESULT ? "result" : reason);
     struct process_reader *r = TAKE(a->reader);
     a->wire->end(a, how, reason);
     process_reader_close(r);
@@ -123,6 +133,7 @@ static void release(struct data_call *c, bool aborted)
 {
     struct attach *a = (struct attach *)c;
     (void)aborted;
+    log_end(a, "the client has left");
     loop_timer_stop(&a->ping);
     process_reader_close(TAKE(a->reader));
     buf_finish(&a->input);
@@ -183,6 +194,9 @@ static void follow(struct attach *a)
     }
     if (a->takeover)
         take_over(a);
+    a->attached = true;
+    LOG(LOG_DEBUG, "attached", "sandbox=%s session=%s process=%s", a->call.sandbox_id, a->session_id,
+        a->process_id);
     a->wire->open(a);
 }
 

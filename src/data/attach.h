@@ -30,6 +30,7 @@ struct attach {
     struct process_reader *reader;
     uint64_t offset[2];
     bool takeover;
+    bool attached;       /* its reader was opened and has not ended yet, as the log has it */
     bool ended;          /* wire->end was called, */
     enum attach_end how; /* with this */
     char why[128];

@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "base/cleanup.h"
+#include "base/log.h"
 #include "base/str.h"
 #include "data/call.h"
 #include "session/spec.h"
@@ -22,16 +23,27 @@ static void reply_code(struct http_request *r, int code, const char *message)
 
 /* --- sessions --- */
 
+static void log_session(const struct session *se, const json_t *document)
+{
+    LOG(LOG_INFO, "session made", "sandbox=%s session=%s process=%s",
+        json_string_value(json_object_get(document, "sandbox_id")), session_id(se),
+        json_string_value(json_object_get(document, "process_id")));
+}
+
 static void reply_session(struct data *d, struct http_request *r, const struct session *se, const char *token)
 {
     AUTO_FREE char *url = str_printf("%s/v1/attach/%s", d->public_url, session_id(se));
-    json_t *body = url ? json_pack("{so s{ss ss so}}", "session", session_json(se), "attach", "url", url,
-                                   "token", token, "expires_at", json_time(session_expires_ms(se)))
+    AUTO_JSON json_t *document = session_json(se);
+    json_t *body = url && document
+                       ? json_pack("{sO s{ss ss so}}", "session", document, "attach", "url", url, "token",
+                                   token, "expires_at", json_time(session_expires_ms(se)))
                        : NULL;
-    if (body)
+    if (body) {
+        log_session(se, document);
         http_reply_after_commit(r, sessions_store(d->config.sessions), 201, body);
-    else
+    } else {
         reply_code(r, ERROR_NO_MEMORY, "out of memory");
+    }
 }
 
 static void wake_done(void *arg, struct sandbox *sb, const struct error *err)

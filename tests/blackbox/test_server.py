@@ -1,4 +1,5 @@
 """The server as a program: starting, refusing to start, two beside each other, purge, confinement."""
+import json
 import os
 import re
 import socket
@@ -8,6 +9,7 @@ import unittest
 from harness import host, server
 from harness.case import OwnServerTest, SpaceTest, limit
 from harness.server import Server
+from harness.ws import Attach
 from harness.workers import alone
 
 
@@ -87,6 +89,58 @@ class Refusals(unittest.TestCase):
         server.shutil.rmtree(one.base, ignore_errors=True)
         self.assertNotEqual(done.returncode, 0)
         self.assertIn("root", done.stderr)
+
+
+class LogTest(OwnServerTest):
+    """Each line tells what it is about: the ids of its sandbox, operation and session."""
+
+    def use(self):
+        """A sandbox, the operation that paused it, a session to its end, and one whose client left."""
+        sb = self.sandbox()
+        session = sb.session(["echo", "x"])
+        self.assertEqual(Attach(self.api, session).finish()["exit_code"], 0)
+        left = sb.session(["sleep", "1000"])
+        attached = Attach(self.api, left)
+        attached.until(lambda: attached.pid, "started")
+        attached.abort()
+        return sb, sb.verb("pause")["id"], session["session"], left["session"]
+
+
+class JsonLog(LogTest):
+    config = {"log_format": "json", "log_level": "debug"}
+
+    def events(self):
+        lines = self.server.log_bytes().decode().splitlines()
+        return [json.loads(line) for line in lines if not line.startswith("spaced: ")]
+
+    def find(self, message, **fields):
+        return self.until(lambda: [one for one in self.events() if one["message"] == message
+                                   and fields.items() <= one.items()], f"{message} {fields}", 10)
+
+    @limit(240)
+    def test_ids(self):
+        sb, pause, session, left = self.use()
+        for one in self.find("sandbox moved", sandbox=sb.id, operation=pause):
+            self.assertEqual((one["level"], one["program"]), ("info", "spaced"))
+            self.assertRecent(one["time"])
+        self.find("sandbox moved", sandbox=sb.id, operation=sb.create_operation["id"])
+        for one, end in ((session, "result"), (left, "the client has left")):
+            ids = {"sandbox": sb.id, "session": one["id"], "process": one["process_id"]}
+            self.find("session made", level="info", **ids)
+            self.find("attached", **ids)
+            self.assertEqual([event["reason"] for event in self.find("attach over", **ids)], [end])
+        self.assertEqual({one["program"] for one in self.events()}, {"spaced", "space-privd"})
+
+
+class TextLog(LogTest):
+    @limit(240)
+    def test_ids(self):
+        sb, pause, session, _ = self.use()
+        stamp = r"(?m)^20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z info  spaced: "
+        log = self.server.log_bytes().decode()
+        self.assertRegex(log, stamp + rf"sandbox moved sandbox={sb.id} operation={pause} from=running to=pausing ")
+        self.assertRegex(log, stamp + rf"session made sandbox={sb.id} session={session['id']} "
+                                      rf"process={session['process_id']}$")
 
 
 class Programs(unittest.TestCase):
