@@ -39,6 +39,8 @@ struct vm {
     pid_t pid;
     char agent_socket[200];
     uint32_t agent_port;
+    bool limited;       /* the VMM was told spec.limits */
+    vm_done limit_done; /* it is being told; gets the vm */
 
     enum vm_op op; /* in flight */
     vm_done done;

@@ -196,6 +196,11 @@ static void fake_save_devices(struct vm *vm, int state_fd, vm_done done, void *a
     save_to(vm, FAKE_SAVE_DEVICES, state_fd, done, arg);
 }
 
+static void fake_limit(struct vm *vm, vm_done done)
+{
+    step(vm, FAKE_LIMIT, done, vm);
+}
+
 static void fake_console(struct vm *vm, vm_console_done done, void *arg)
 {
     struct fake_vm *f = vm->priv;
@@ -267,6 +272,7 @@ int fake_engine_create(struct loop *l, const char *dir, struct vm_engine **ret, 
         .pause = fake_pause,
         .save = fake_save,
         .save_devices = fake_save_devices,
+        .limit = fake_limit,
         .console = fake_console,
         .kill = fake_kill,
         .destroy = fake_destroy,

@@ -553,6 +553,7 @@ const struct vm_engine_ops vm_firecracker_ops = {
     .pause = op_pause,
     .save = op_save,
     .save_devices = op_save_devices,
+    .limit = fc_limit,
     .console = fc_console,
     .kill = op_kill,
     .destroy = op_destroy,

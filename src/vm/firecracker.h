@@ -55,6 +55,10 @@ int fc_state_take(int run_fd, int state_fd, struct error *err);
 /* Whether this is whole device state: its own checksum is at its end. */
 bool fc_state_is_whole(const unsigned char *p, size_t n);
 
+/* limit.c: tells the VMM the limits of its disk (engine operation). */
+void fc_limit(struct vm *vm, vm_done done);
+json_t *fc_body_limit(const struct vm *vm);
+
 /* firecracker_console.c: reads the guest's console (engine operation). */
 void fc_console(struct vm *vm, vm_console_done done, void *arg);
 

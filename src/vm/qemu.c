@@ -534,6 +534,7 @@ const struct vm_engine_ops vm_qemu_ops = {
     .pause = op_pause,
     .save = op_save,
     .save_devices = op_save_devices,
+    .limit = qemu_limit,
     .console = qemu_console,
     .kill = op_kill,
     .destroy = op_destroy,

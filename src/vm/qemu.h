@@ -33,6 +33,9 @@ struct qemu {
 /* The table of operations, and the engine's private part of a VM (made by the first launch or adopt). */
 extern const struct vm_engine_ops vm_qemu_ops;
 
+/* limit.c: tells the VMM the limits of its disk (engine operation). */
+void qemu_limit(struct vm *vm, vm_done done);
+
 /* Reads the guest's console (engine operation). */
 void qemu_console(struct vm *vm, vm_console_done done, void *arg);
 

@@ -151,6 +151,39 @@ static void op_done(void *arg, const struct error *err)
         answer(vm);
 }
 
+/* --- limits --- */
+
+static bool must_be_told(const struct vm *vm)
+{
+    const struct vm_limits *l = &vm->spec.limits;
+    return !vm->limited && (l->disk_mib_per_s > 0 || l->disk_iops > 0);
+}
+
+static void on_limited(void *arg, const struct error *err)
+{
+    struct vm *vm = arg;
+    vm->limited = !err;
+    if (!err && vm->op == VM_OP_RESUME) {
+        vm->engine->ops->resume(vm, op_done, vm);
+        return;
+    }
+    if (err && vm->op == VM_OP_LAUNCH) /* it runs, as much as it likes: of no use to anyone */
+        vm->engine->ops->kill(vm);
+    op_done(vm, err);
+}
+
+/* A VM that was started or found: one that has no devices yet is told before it runs. A cold boot runs by
+ * now, a millisecond, of which its kernel needs a thousand before it looks for a disk. */
+static void on_up(void *arg, const struct error *err)
+{
+    struct vm *vm = arg;
+    bool waits = vm->op == VM_OP_LAUNCH ? state_after(vm, vm->op) == VM_WAITING : vm->state == VM_WAITING;
+    if (!err && !waits && must_be_told(vm))
+        vm->engine->ops->limit(vm, on_limited);
+    else
+        op_done(vm, err);
+}
+
 /* Takes the slot for an operation; false: refused, the caller will be told. */
 static bool begin(struct vm *vm, enum vm_op op, vm_done done, void *arg)
 {
@@ -172,7 +205,7 @@ void vm_launch(struct vm *vm, vm_done done, void *arg)
     if (!begin(vm, VM_OP_LAUNCH, done, arg))
         return;
     (void)vm_set_state(vm, VM_STARTING);
-    vm->engine->ops->launch(vm, op_done, vm);
+    vm->engine->ops->launch(vm, on_up, vm);
     vm->calling = false;
 }
 
@@ -181,7 +214,7 @@ void vm_adopt(struct vm *vm, vm_done done, void *arg)
     if (!begin(vm, VM_OP_ADOPT, done, arg))
         return;
     (void)vm_set_state(vm, VM_STARTING);
-    vm->engine->ops->adopt(vm, op_done, vm);
+    vm->engine->ops->adopt(vm, on_up, vm);
     vm->calling = false;
 }
 
@@ -197,7 +230,10 @@ void vm_resume(struct vm *vm, vm_done done, void *arg)
 {
     if (!begin(vm, VM_OP_RESUME, done, arg))
         return;
-    vm->engine->ops->resume(vm, op_done, vm);
+    if (must_be_told(vm))
+        vm->engine->ops->limit(vm, on_limited);
+    else
+        vm->engine->ops->resume(vm, op_done, vm);
     vm->calling = false;
 }
 
@@ -289,6 +325,12 @@ int vm_create(struct vm_engine *e, const struct vm_spec *spec, const struct vm_e
     e->vms++;
     *ret = vm;
     return 0;
+}
+
+void vm_limit(struct vm *vm, const struct vm_limits *limits)
+{
+    vm->spec.limits = *limits;
+    vm->limited = false;
 }
 
 void vm_set_events(struct vm *vm, const struct vm_events *events, void *arg)

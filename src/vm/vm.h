@@ -28,10 +28,18 @@ struct vm_shape {
     uint32_t disk_mib;
 };
 
+/* What its disk may do; 0: as much as it can. No part of the shape: a golden serves sandboxes of any limits.
+ */
+struct vm_limits {
+    uint32_t disk_mib_per_s; /* 1.. */
+    uint32_t disk_iops;      /* 10.. */
+};
+
 struct vm_spec {
     char sandbox_id[ID_SIZE];
     enum vm_boot boot;
     struct vm_shape shape;
+    struct vm_limits limits;
     char golden_key[BROKER_KEY_SIZE]; /* GOLDEN, RESTORE */
     char snapshot_id[ID_SIZE];        /* SNAPSHOT: waits for vm_load, like RESTORE */
     char platform[BROKER_DIGEST_SIZE];
@@ -68,6 +76,9 @@ struct vm_engine_ops {
     /* Any but GOLDEN, vCPUs stopped: writes the device state, without memory, to state_fd (write-only); the
      * VMM goes on, still stopped. */
     void (*save_devices)(struct vm *vm, int state_fd, vm_done done, void *arg);
+    /* Tells the VMM spec.limits; part of a launch, an adopt or a resume. done gets the vm; not called when
+     * the process ends meanwhile. */
+    void (*limit)(struct vm *vm, vm_done done);
     /* What the guest printed since the last call, at most 64 KiB; "" when there is nothing. */
     void (*console)(struct vm *vm, vm_console_done done, void *arg);
     /* SIGKILL through the broker; `exited` follows. Always possible. */
@@ -131,6 +142,10 @@ int vm_create(struct vm_engine *e, const struct vm_spec *spec, const struct vm_e
               struct vm **ret, struct error *err);
 /* Disconnects and frees; does not end the VMM (a daemon that exits leaves it running). NULL is accepted. */
 void vm_destroy(struct vm *vm);
+
+/* Limits of a VM that does not run yet, and was made before they were known: as if they had been in its spec.
+ * The VMM holds the disk to them before its vCPUs run (launch or resume), and again after an adoption. */
+void vm_limit(struct vm *vm, const struct vm_limits *limits);
 
 /* Hands the VM to another owner: its events go there from now on. */
 void vm_set_events(struct vm *vm, const struct vm_events *events, void *arg);

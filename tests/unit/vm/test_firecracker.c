@@ -359,6 +359,51 @@ static void test_too_much_memory(void **state)
     assert_int_equal(fake_broker_count(f->broker, "vmm_start"), 0);
 }
 
+static const struct vm_limits slow = {.disk_mib_per_s = 3, .disk_iops = 70};
+
+static void test_limits(void **state)
+{
+    struct fixture *f = *state;
+    use(f, VM_BOOT_RESTORE);
+    f->server.on_request = write_state;
+    vm_limit(f->vm, &slow);
+    assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), 0);
+    assert_int_equal(CALL(f, vm_load(f->vm, f->state_fd, on_done, f)), 0);
+    assert_int_equal(fc_server_got(&f->server, "PATCH /drives/root"), 0);
+    f->server.refuse = "PATCH /drives/root";
+    assert_int_equal(CALL(f, vm_resume(f->vm, on_done, f)), ERROR_UNAVAILABLE);
+    assert_int_equal(fc_server_got(&f->server, "PATCH /vm"), 0);
+    f->server.refuse = NULL;
+    assert_int_equal(CALL(f, vm_resume(f->vm, on_done, f)), 0);
+    assert_string_equal(fc_server_body(&f->server, "PATCH /drives/root"),
+                        "{\"drive_id\":\"root\",\"rate_limiter\":{\"bandwidth\":{\"size\":3145728,"
+                        "\"refill_time\":1000},\"ops\":{\"size\":70,\"refill_time\":1000}}}");
+    assert_int_equal(fc_server_got(&f->server, "PATCH /vm"), 1);
+}
+
+static void test_one_limit_only(void **state)
+{
+    struct fixture *f = *state;
+    const struct vm_limits only = {.disk_iops = 10};
+    use(f, VM_BOOT_COLD);
+    vm_limit(f->vm, &only);
+    assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), 0);
+    assert_string_equal(
+        fc_server_body(&f->server, "PATCH /drives/root"),
+        "{\"drive_id\":\"root\",\"rate_limiter\":{\"ops\":{\"size\":10,\"refill_time\":1000}}}");
+}
+
+static void test_hanging_up_while_it_is_limited_ends_the_vmm(void **state)
+{
+    struct fixture *f = *state;
+    use(f, VM_BOOT_COLD);
+    vm_limit(f->vm, &slow);
+    f->server.hangs_up = "PATCH /drives/root";
+    assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), ERROR_GONE);
+    assert_int_equal(fake_broker_count(f->broker, "vmm_kill"), 1);
+    assert_int_equal(f->exits, 1);
+}
+
 static void start_restored(struct fixture *f)
 {
     use(f, VM_BOOT_RESTORE);
@@ -613,6 +658,9 @@ int main(void)
         WITH(test_refused_step_ends_the_vmm),
         WITH(test_replaced_program),
         WITH(test_too_much_memory),
+        WITH(test_limits),
+        WITH(test_one_limit_only),
+        WITH(test_hanging_up_while_it_is_limited_ends_the_vmm),
         WITH(test_a_pause_is_followed_by_a_reset),
         WITH(test_device_state_without_memory),
         WITH(test_what_is_no_device_state),

@@ -240,6 +240,63 @@ static void test_each_step_may_fail_or_die(void **state)
     }
 }
 
+static const struct vm_limits slow = {.disk_mib_per_s = 3, .disk_iops = 70};
+
+static void drop_vm(struct fixture *f)
+{
+    vm_destroy(f->vm);
+    f->vm = NULL;
+}
+
+/* Once for each VMM, before it runs; of one that runs by itself, before its launch or adoption is answered.
+ */
+static void test_limits_are_told_before_it_runs(void **state)
+{
+    struct fixture *f = *state;
+    use_fake(f, VM_BOOT_RESTORE);
+    vm_limit(f->vm, &slow);
+    assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), 0);
+    assert_int_equal(CALL(f, vm_load(f->vm, -1, on_done, f)), 0);
+    assert_int_equal(fake_engine_count(f->engine, FAKE_LIMIT), 0);
+    fake_engine_script(f->engine, FAKE_LIMIT, FAKE_FAIL, 0);
+    assert_int_equal(CALL(f, vm_resume(f->vm, on_done, f)), ERROR_UNAVAILABLE);
+    assert_int_equal(fake_engine_count(f->engine, FAKE_RESUME), 0); /* never without them */
+    fake_engine_script(f->engine, FAKE_LIMIT, FAKE_SUCCEED, 0);
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(CALL(f, vm_resume(f->vm, on_done, f)), 0);
+    assert_int_equal(fake_engine_count(f->engine, FAKE_LIMIT), 2);
+    assert_int_equal(fake_engine_count(f->engine, FAKE_RESUME), 2);
+    drop_vm(f);
+    use_fake(f, VM_BOOT_COLD);
+    assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), 0);
+    assert_int_equal(fake_engine_count(f->engine, FAKE_LIMIT), 2); /* it has none */
+    drop_vm(f);
+    for (int adopted = 0; adopted < 2; adopted++) {
+        use_fake(f, VM_BOOT_COLD);
+        vm_limit(f->vm, &slow);
+        void (*const start)(struct vm *, vm_done, void *) = adopted ? vm_adopt : vm_launch;
+        assert_int_equal(CALL(f, start(f->vm, on_done, f)), 0);
+        assert_int_equal(fake_engine_count(f->engine, FAKE_LIMIT), 3 + adopted);
+        assert_true(vm_is_running(f->vm));
+        drop_vm(f);
+    }
+}
+
+static void test_what_cannot_be_limited_is_ended(void **state)
+{
+    struct fixture *f = *state;
+    for (enum fake_outcome outcome = FAKE_FAIL; outcome <= FAKE_DIE; outcome++) {
+        use_fake(f, VM_BOOT_COLD);
+        vm_limit(f->vm, &slow);
+        fake_engine_script(f->engine, FAKE_LIMIT, outcome, 0);
+        assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)),
+                         outcome == FAKE_FAIL ? ERROR_UNAVAILABLE : ERROR_GONE);
+        assert_false(vm_is_running(f->vm));
+        assert_int_equal(vm_pid(f->vm), 0);
+        drop_vm(f);
+    }
+}
+
 static void test_save_answers_at_the_end_of_the_vmm(void **state)
 {
     struct fixture *f = *state;
@@ -449,6 +506,46 @@ static void test_qemu_restore(void **state)
     assert_true(qmp_server_got(&f->server, "cont"));
     assert_int_equal(CALL(f, vm_pause(f->vm, on_done, f)), 0);
     assert_true(qmp_server_got(&f->server, "stop"));
+}
+
+static void test_qemu_limits(void **state)
+{
+    static const char args[] = "{\"bps\":3145728,\"bps_rd\":0,\"bps_wr\":0,\"id\":\"root\",\"iops\":70,"
+                               "\"iops_rd\":0,\"iops_wr\":0}";
+    struct fixture *f = *state;
+    use_qemu(f, VM_BOOT_RESTORE);
+    vm_limit(f->vm, &slow);
+    f->server.status = "inmigrate";
+    assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), 0);
+    int fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    assert_int_equal(CALL(f, vm_load(f->vm, fd, on_done, f)), 0);
+    (void)close(fd);
+    assert_false(qmp_server_got(&f->server, "block_set_io_throttle"));
+    f->server.fail = "block_set_io_throttle";
+    assert_int_equal(CALL(f, vm_resume(f->vm, on_done, f)), ERROR_UNAVAILABLE);
+    assert_false(qmp_server_got(&f->server, "cont"));
+    f->server.fail = NULL;
+    assert_int_equal(CALL(f, vm_resume(f->vm, on_done, f)), 0);
+    assert_string_equal(f->server.last_args, args);
+    assert_true(qmp_server_got(&f->server, "cont"));
+}
+
+static void on_throttle_dies(struct qmp_server *s, const char *command)
+{
+    struct fixture *f = s->arg;
+    if (strcmp(command, "block_set_io_throttle") == 0)
+        close_fd(&f->process[1]);
+}
+
+static void test_qemu_ends_while_it_is_limited(void **state)
+{
+    struct fixture *f = *state;
+    use_qemu(f, VM_BOOT_COLD);
+    vm_limit(f->vm, &slow);
+    f->server.ignore = "block_set_io_throttle";
+    f->server.on_command = on_throttle_dies;
+    assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), ERROR_GONE);
+    assert_int_equal(f->exits, 1);
 }
 
 /* The agent's socket, as QEMU has it. */
@@ -836,6 +933,8 @@ int main(void)
         TEST(test_a_life),
         TEST(test_calls_out_of_turn_are_refused),
         TEST(test_each_step_may_fail_or_die),
+        TEST(test_limits_are_told_before_it_runs),
+        TEST(test_what_cannot_be_limited_is_ended),
         TEST(test_save_answers_at_the_end_of_the_vmm),
         TEST(test_devices_are_saved_of_a_stopped_vm),
         TEST(test_a_golden_is_saved_as_a_whole),
@@ -845,6 +944,8 @@ int main(void)
         TEST(test_choices_that_do_not_exist),
         TEST(test_qemu_engine_tells_about_itself),
         TEST(test_qemu_restore),
+        TEST(test_qemu_limits),
+        TEST(test_qemu_ends_while_it_is_limited),
         TEST(test_qemu_starts_from_a_snapshot),
         TEST(test_qemu_port_of_an_adopted_vm),
         TEST(test_qemu_saves_devices),
