@@ -42,7 +42,11 @@ static const struct {
      "'restoring','stopping','stopped','starting','deleting','deleted','failed']}"},
     {"Resources",
      "{'type':'object','additionalProperties':false,'properties':{'vcpus':{'type':'integer','minimum':1},"
-     "'memory_mib':{'type':'integer','minimum':128},'disk_mib':{'type':'integer','minimum':1}}}"},
+     "'memory_mib':{'type':'integer','minimum':128},'disk_mib':{'type':'integer','minimum':1},"
+     "'disk_mib_per_s':{'type':'integer','minimum':0,'maximum':65536,'description':'MiB a second that the "
+     "disk reads and writes together; 0: no limit'},"
+     "'disk_iops':{'description':'Reads and writes a second of the disk together; 0: no limit','oneOf':["
+     "{'type':'integer','const':0},{'type':'integer','minimum':10,'maximum':1000000}]}}}"},
     {"TemplateUsed",
      "{'type':'object','required':['ref','digest'],'properties':{'ref':" STRING ",'digest':" STRING "}}"},
     {"Network",

@@ -23,18 +23,28 @@
         "auto-wake", 0, OPTION_FLAG, NULL, "Wake it when it is used while paused, suspended or stopped."   \
     }
 
-#define SANDBOX_OPTIONS                                                                                   \
-    {"template", 't', OPTION_STRING, "TEMPLATE",                                                          \
-     "NAME, NAME:TAG or NAME@sha256:HEX (default seed:latest)."},                                         \
-        {"snapshot", 0, OPTION_STRING, "SNAPSHOT",                                                        \
-         "Start from this snapshot, by id or name, in place of a template."},                             \
-        {"name", 0, OPTION_STRING, "NAME", "A name for people."},                                         \
-        {"metadata", 'm', OPTION_LIST, "KEY=VALUE", "Metadata; may be repeated."},                        \
-        {"env", 'e', OPTION_LIST, "KEY[=VALUE]",                                                          \
-         "Environment of the sandbox's commands; without a value, ours is taken. May be repeated."},      \
-        {"cpus", 0, OPTION_NUMBER, "N", "Virtual CPUs.", NULL, 1, 1024},                                  \
-        {"memory", 0, OPTION_SIZE, "SIZE", "Memory: MiB, or with a unit (512M, 1G).", NULL, 1, 1u << 30}, \
-        {"disk", 0, OPTION_SIZE, "SIZE", "Disk: MiB, or with a unit (512M, 10G).", NULL, 1, 1u << 30},    \
+#define SANDBOX_OPTIONS                                                                                     \
+    {"template", 't', OPTION_STRING, "TEMPLATE",                                                            \
+     "NAME, NAME:TAG or NAME@sha256:HEX (default seed:latest)."},                                           \
+        {"snapshot", 0, OPTION_STRING, "SNAPSHOT",                                                          \
+         "Start from this snapshot, by id or name, in place of a template."},                               \
+        {"name", 0, OPTION_STRING, "NAME", "A name for people."},                                           \
+        {"metadata", 'm', OPTION_LIST, "KEY=VALUE", "Metadata; may be repeated."},                          \
+        {"env", 'e', OPTION_LIST, "KEY[=VALUE]",                                                            \
+         "Environment of the sandbox's commands; without a value, ours is taken. May be repeated."},        \
+        {"cpus", 0, OPTION_NUMBER, "N", "Virtual CPUs.", NULL, 1, 1024},                                    \
+        {"memory", 0, OPTION_SIZE, "SIZE", "Memory: MiB, or with a unit (512M, 1G).", NULL, 1, 1u << 30},   \
+        {"disk", 0, OPTION_SIZE, "SIZE", "Disk: MiB, or with a unit (512M, 10G).", NULL, 1, 1u << 30},      \
+        {"disk-mib-per-s",                                                                                  \
+         0,                                                                                                 \
+         OPTION_NUMBER,                                                                                     \
+         "N",                                                                                               \
+         "MiB a second that the disk reads and writes at most; 0: no limit.",                               \
+         NULL,                                                                                              \
+         0,                                                                                                 \
+         1u << 30},                                                                                         \
+        {"disk-iops", 0, OPTION_NUMBER, "N", "Reads and writes a second of the disk at most; 0: no limit.", \
+         NULL,        0, 1u << 30},                                                                         \
         LIFECYCLE_OPTIONS
 
 #define COMMAND_OPTIONS                                                                         \

@@ -39,6 +39,8 @@ static json_t *resources(const struct cli_args *a)
     set_number(r, "vcpus", a, "cpus");
     set_number(r, "memory_mib", a, "memory");
     set_number(r, "disk_mib", a, "disk");
+    set_number(r, "disk_mib_per_s", a, "disk-mib-per-s");
+    set_number(r, "disk_iops", a, "disk-iops");
     return r;
 }
 

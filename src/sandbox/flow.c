@@ -209,6 +209,7 @@ static void booted(struct sandboxes *s, struct call *c)
         return;
     }
     fault_point("create.booted");
+    vm_limit(sb->vm, &sb->limits); /* it is a golden's copy, made for anybody of its shape */
     machine_run(s, sb);
 }
 
@@ -254,7 +255,8 @@ void machine_made(struct sandboxes *s, struct sandbox *sb)
 
 int machine_new(struct sandboxes *s, struct sandbox *sb, const struct snapshot *sn, struct error *err)
 {
-    struct vm_spec spec = {.boot = sn ? VM_BOOT_SNAPSHOT : VM_BOOT_COLD, .shape = sb->shape};
+    struct vm_spec spec = {
+        .boot = sn ? VM_BOOT_SNAPSHOT : VM_BOOT_COLD, .shape = sb->shape, .limits = sb->limits};
     (void)str_copy(spec.sandbox_id, sizeof(spec.sandbox_id), sb->id);
     (void)str_copy(spec.platform, sizeof(spec.platform), sb->platform);
     if (sn)

@@ -257,6 +257,7 @@ static struct sandbox *child_new(struct sandboxes *s, struct snapshot *sn, const
         sb->exposure = *spec->exposure;
     sb->created_ms = sb->active_ms = now_ms(s);
     sb->shape = sn->shape;
+    sb->limits = sn->limits;
     id_random(sb->machine_id, sizeof(sb->machine_id));
     (void)str_copy(sb->project, sizeof(sb->project), spec->project);
     (void)str_copy(sb->name, sizeof(sb->name), spec->name);

@@ -131,6 +131,7 @@ struct create_spec {
     const json_t *env;
     const char *user, *cwd;              /* of commands that do not say; NULL: not given */
     int64_t vcpus, memory_mib, disk_mib; /* 0: not given */
+    struct vm_limits limits;             /* the server's where not given */
     struct lifecycle lifecycle;
     struct exposure exposure;
 };
@@ -183,6 +184,7 @@ struct snapshot {
     char platform[BROKER_DIGEST_SIZE];
     struct vm_compat compat;
     struct vm_shape shape;
+    struct vm_limits limits;
     uint64_t generation;
     json_t *env;       /* owned object */
     json_t *defaults;  /* owned object: user and cwd of commands, as far as they were given */
@@ -237,6 +239,7 @@ struct sandbox {
     enum sandbox_state state, desired;
     uint64_t generation;
     struct vm_shape shape;
+    struct vm_limits limits;
     struct lifecycle lifecycle;
     struct exposure exposure;
     json_t *metadata, *env; /* owned objects */
@@ -433,10 +436,10 @@ bool sandbox_move(struct sandboxes *s, struct sandbox *sb, enum sandbox_state to
 void sandbox_save(struct sandboxes *s, struct sandbox *sb);
 void sandbox_stale_text(struct sandbox *sb);
 int sandbox_load(struct sandboxes *s, const char *id, const json_t *body, struct error *err);
-json_t *lifecycle_json(const struct lifecycle *l);    /* as in the API */
-json_t *lifecycle_record(const struct lifecycle *l);  /* as stored */
-json_t *resources_json(const struct vm_shape *shape); /* in answers and records */
-bool resources_load(const json_t *r, struct vm_shape *ret);
+json_t *lifecycle_json(const struct lifecycle *l);                                    /* as in the API */
+json_t *lifecycle_record(const struct lifecycle *l);                                  /* as stored */
+json_t *resources_json(const struct vm_shape *shape, const struct vm_limits *limits); /* answers, records */
+bool resources_load(const json_t *r, struct vm_shape *ret_shape, struct vm_limits *ret_limits);
 json_t *compat_json(const struct vm_compat *c);
 bool compat_load(const json_t *c, struct vm_compat *ret);
 /* A member of a record: false when it is absent or does not fit, 0 when it is absent. */

@@ -59,10 +59,12 @@ json_t *lifecycle_record(const struct lifecycle *l)
     return r;
 }
 
-json_t *resources_json(const struct vm_shape *shape)
+json_t *resources_json(const struct vm_shape *shape, const struct vm_limits *limits)
 {
-    return json_made(json_pack("{s:I, s:I, s:I}", "vcpus", (json_int_t)shape->vcpus, "memory_mib",
-                               (json_int_t)shape->memory_mib, "disk_mib", (json_int_t)shape->disk_mib));
+    return json_made(json_pack("{s:I, s:I, s:I, s:I, s:I}", "vcpus", (json_int_t)shape->vcpus, "memory_mib",
+                               (json_int_t)shape->memory_mib, "disk_mib", (json_int_t)shape->disk_mib,
+                               "disk_mib_per_s", (json_int_t)limits->disk_mib_per_s, "disk_iops",
+                               (json_int_t)limits->disk_iops));
 }
 
 json_t *compat_json(const struct vm_compat *c)
@@ -90,19 +92,19 @@ json_t *sandbox_json(const struct sandbox *sb)
     json_t *name = *sb->name ? json_string(sb->name) : json_null();
     const char *op_id = sandbox_operation_id(sb);
     json_t *op = *op_id ? json_string(op_id) : json_null();
-    return json_made(
-        json_pack("{s:s, s:o, s:s, s:s, s:I, s:o, s:s, s:s, s:o, s:{s:s, s:o}, s:o, s:O, s:o, s:o, s:o, s:o, "
-                  "s:o, s:o}",                                                        //
-                  "id", sb->id, "name", name, "state", sandbox_state_name(sb->state), //
-                  "desired_state", sandbox_state_name(sb->desired), "generation",
-                  (json_int_t)sb->generation,                                                            //
-                  "template", template_json(sb), "engine", sb->engine, "acceleration", sb->acceleration, //
-                  "resources", resources_json(&sb->shape), "network", "mode", "none", "public_ports",
-                  exposure_json(&sb->exposure),                                                        //
-                  "lifecycle", lifecycle_json(&sb->lifecycle), "metadata", sb->metadata,               //
-                  "created_at", json_time(sb->created_ms), "started_at", json_time(sb->started_ms),    //
-                  "last_active_at", json_time(sb->active_ms), "expires_at", json_time(sb->expires_ms), //
-                  "operation_id", op, "failure", failure_json(sb)));
+    return json_made(json_pack(
+        "{s:s, s:o, s:s, s:s, s:I, s:o, s:s, s:s, s:o, s:{s:s, s:o}, s:o, s:O, s:o, s:o, s:o, s:o, "
+        "s:o, s:o}",                                                        //
+        "id", sb->id, "name", name, "state", sandbox_state_name(sb->state), //
+        "desired_state", sandbox_state_name(sb->desired), "generation",
+        (json_int_t)sb->generation,                                                            //
+        "template", template_json(sb), "engine", sb->engine, "acceleration", sb->acceleration, //
+        "resources", resources_json(&sb->shape, &sb->limits), "network", "mode", "none", "public_ports",
+        exposure_json(&sb->exposure),                                                        //
+        "lifecycle", lifecycle_json(&sb->lifecycle), "metadata", sb->metadata,               //
+        "created_at", json_time(sb->created_ms), "started_at", json_time(sb->started_ms),    //
+        "last_active_at", json_time(sb->active_ms), "expires_at", json_time(sb->expires_ms), //
+        "operation_id", op, "failure", failure_json(sb)));
 }
 
 const char *sandbox_json_text(const struct sandbox *sb, size_t *ret_len)
@@ -177,8 +179,9 @@ static json_t *record(const struct sandbox *sb)
         "ref", sb->ref, "digest", sb->digest, "state", sandbox_state_name(sb->state),              //
         "desired", sandbox_state_name(sb->desired), "generation", (json_int_t)sb->generation,      //
         "engine", sb->engine, "acceleration", sb->acceleration,                                    //
-        "resources", resources_json(&sb->shape), "lifecycle", lifecycle_record(&sb->lifecycle),    //
-        "metadata", sb->metadata, "env", sb->env, "machine_id", machine,                           //
+        "resources", resources_json(&sb->shape, &sb->limits), "lifecycle",
+        lifecycle_record(&sb->lifecycle),                                //
+        "metadata", sb->metadata, "env", sb->env, "machine_id", machine, //
         "history", stored_history(sb)));
     json_t *times = json_made(json_pack("{s:I, s:I, s:I, s:I, s:I, s:s, s:s, s:s}", //
                                         "created_ms", (json_int_t)sb->created_ms,   //
@@ -298,8 +301,11 @@ static void load_times(struct sandbox *sb, const json_t *body)
     sb->ended_ms = record_number(body, "ended_ms");
 }
 
-bool resources_load(const json_t *r, struct vm_shape *shape)
+bool resources_load(const json_t *r, struct vm_shape *shape, struct vm_limits *limits)
 {
+    /* Records of before this version lack them: no limits. */
+    limits->disk_mib_per_s = (uint32_t)record_number(r, "disk_mib_per_s");
+    limits->disk_iops = (uint32_t)record_number(r, "disk_iops");
     shape->vcpus = (uint32_t)record_number(r, "vcpus");
     shape->memory_mib = (uint32_t)record_number(r, "memory_mib");
     shape->disk_mib = (uint32_t)record_number(r, "disk_mib");
@@ -370,7 +376,8 @@ static bool load_fields(struct sandbox *sb, const json_t *body)
     exposure_load(body, &sb->exposure);
     (void)load_map(&sb->defaults, body, "defaults"); /* mostly there are none */
     load_history(sb, json_object_get(body, "history"));
-    return load_texts(sb, body) && resources_load(json_object_get(body, "resources"), &sb->shape) &&
+    return load_texts(sb, body) &&
+           resources_load(json_object_get(body, "resources"), &sb->shape, &sb->limits) &&
            load_lifecycle(body, &sb->lifecycle) && state_of(body, "state", &sb->state) &&
            state_of(body, "desired", &sb->desired) && load_map(&sb->metadata, body, "metadata") &&
            load_map(&sb->env, body, "env");

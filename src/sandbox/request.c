@@ -48,6 +48,7 @@ static void fill(struct sandboxes *s, struct sandbox *sb, const struct create_sp
     sb->generation = 1;
     sb->lifecycle = spec->lifecycle;
     sb->exposure = spec->exposure;
+    sb->limits = spec->limits;
     sb->created_ms = sb->active_ms = now_ms(s);
     sb->lease = *lease;
     sb->leased = true;

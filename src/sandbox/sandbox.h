@@ -60,6 +60,7 @@ struct sandboxes_config {
     uint64_t max_memory_mib; /* sum over running ones; 0: no limit */
     uint32_t default_vcpus, default_memory_mib, default_disk_mib;
     uint32_t max_vcpus, max_memory_mib_each, max_disk_mib;
+    struct vm_limits default_limits, max_limits; /* 0: none */
     unsigned retention_s;  /* deleted and failed sandboxes and finished operations are kept this long */
     unsigned pack_after_s; /* a snapshot that was not needed for this long is packed; 0: never */
     unsigned expired_retention_s; /* those suspended at the end of their lifetime; 0: retention_s */

@@ -39,7 +39,8 @@ void snapshot_save(struct sandboxes *s, const struct snapshot *sn)
         "project", sn->project, "name", sn->name, "purpose", purposes[sn->purpose],                        //
         "state", states[sn->state], "kind", kinds[sn->kind], "ref", sn->ref, "digest", sn->digest,         //
         "platform", sn->platform, "compat", compat_json(&sn->compat),                                      //
-        "resources", resources_json(&sn->shape), "generation", (json_int_t)sn->generation, "env", sn->env, //
+        "resources", resources_json(&sn->shape, &sn->limits), "generation", (json_int_t)sn->generation, "env",
+        sn->env, //
         "processes", processes, "bytes", (json_int_t)sn->bytes, "created_ms", (json_int_t)sn->created_ms,
         "packed_bytes", (json_int_t)sn->packed_bytes));
     if (json_object_size(sn->defaults) > 0)
@@ -71,7 +72,8 @@ static bool load_machine(struct snapshot *sn, const json_t *body)
     if (json_is_object(json_object_get(body, "defaults")))
         (void)take_map(&sn->defaults, json_object_get(body, "defaults"));
     return compat_load(json_object_get(body, "compat"), &sn->compat) &&
-           resources_load(json_object_get(body, "resources"), &sn->shape) && json_is_object(sn->env);
+           resources_load(json_object_get(body, "resources"), &sn->shape, &sn->limits) &&
+           json_is_object(sn->env);
 }
 
 static bool load_fields(struct snapshot *sn, const json_t *body)
@@ -148,6 +150,7 @@ struct snapshot *snapshot_new(struct sandboxes *s, const struct sandbox *sb, enu
     sn->kind = kind;
     sn->compat = sb->made;
     sn->shape = sb->shape;
+    sn->limits = sb->limits;
     sn->generation = sb->generation;
     sn->created_ms = now_ms(s);
     json_decref(sn->env);
@@ -457,7 +460,7 @@ json_t *snapshot_json(const struct snapshot *sn)
                                "id", sn->id, "sandbox_id", sn->sandbox_id, "name", name,           //
                                "kind", kinds[sn->kind], "state", states[sn->state],                //
                                "template", "ref", sn->ref, "digest", digest,                       //
-                               "resources", resources_json(&sn->shape),                            //
+                               "resources", resources_json(&sn->shape, &sn->limits),               //
                                "generation", (json_int_t)sn->generation,                           //
                                "bytes", (json_int_t)sn->bytes, "packed_bytes", packed, "created_at",
                                json_time(sn->created_ms)));

@@ -22,6 +22,9 @@
     128 /* a guest of 64 MiB panics while it boots, one of 80 MiB has nothing left for a command */
 #define MEMORY_MAX_MIB 65536
 #define DISK_MAX_MIB (1024 * 1024)
+#define RATE_MAX_MIB_PER_S 65536
+#define IOPS_MIN 10 /* with less a guest is not up before who waits for it gives up */
+#define IOPS_MAX 1000000
 
 static bool name_byte(char c)
 {
@@ -305,11 +308,38 @@ int lifecycle_read(const struct sandboxes_config *config, const json_t *obj, str
     return 0;
 }
 
+/* A limit of the disk. given: -1 absent; 0 asks for none, which a server with a maximum does not grant. */
+static int read_limit(const char *field, int64_t given, int64_t least, uint32_t fallback, uint32_t most,
+                      uint32_t *ret, struct error *err)
+{
+    int64_t max = least == IOPS_MIN ? IOPS_MAX : RATE_MAX_MIB_PER_S;
+    if (most > 0 && most < max)
+        max = most;
+    if (given < 0)
+        given = fallback > 0 ? fallback : most;
+    if (given > max || (given < least && (given > 0 || most > 0)))
+        return error_field(err, ERROR_INVALID, field,
+                           "%s is %" PRId64 "; %s%" PRId64 " to %" PRId64 " are possible", field, given,
+                           most > 0 ? "" : "0 (no limit) and ", least, max);
+    *ret = (uint32_t)given;
+    return 0;
+}
+
+static int read_limits(const struct sandboxes_config *config, int64_t mib_per_s, int64_t iops,
+                       struct vm_limits *ret, struct error *err)
+{
+    int rc = read_limit("resources.disk_mib_per_s", mib_per_s, 1, config->default_limits.disk_mib_per_s,
+                        config->max_limits.disk_mib_per_s, &ret->disk_mib_per_s, err);
+    return rc < 0 ? rc
+                  : read_limit("resources.disk_iops", iops, IOPS_MIN, config->default_limits.disk_iops,
+                               config->max_limits.disk_iops, &ret->disk_iops, err);
+}
+
 static int read_resources(const struct sandboxes_config *config, const json_t *obj, struct create_spec *spec,
                           struct error *err)
 {
-    if (!obj)
-        return 0;
+    int64_t mib_per_s = -1;
+    int64_t iops = -1;
     int64_t vcpus = config->max_vcpus ? config->max_vcpus : VCPUS_MAX;
     int64_t memory = config->max_memory_mib_each ? config->max_memory_mib_each : MEMORY_MAX_MIB;
     int64_t disk = config->max_disk_mib ? config->max_disk_mib : DISK_MAX_MIB;
@@ -317,8 +347,11 @@ static int read_resources(const struct sandboxes_config *config, const json_t *o
         {"vcpus", JSON_KIND_INTEGER, .min = 1, .max = vcpus, .to = &spec->vcpus},
         {"memory_mib", JSON_KIND_INTEGER, .min = MEMORY_MIN_MIB, .max = memory, .to = &spec->memory_mib},
         {"disk_mib", JSON_KIND_INTEGER, .min = 1, .max = disk, .to = &spec->disk_mib},
+        {"disk_mib_per_s", JSON_KIND_INTEGER, .max = RATE_MAX_MIB_PER_S, .to = &mib_per_s},
+        {"disk_iops", JSON_KIND_INTEGER, .max = IOPS_MAX, .to = &iops},
     };
-    return json_read(obj, "resources", fields, ARRAY_LEN(fields), err);
+    int rc = obj ? json_read(obj, "resources", fields, ARRAY_LEN(fields), err) : 0;
+    return rc < 0 ? rc : read_limits(config, mib_per_s, iops, &spec->limits, err);
 }
 
 /* --- bodies --- */

@@ -49,11 +49,22 @@ static const struct key keys[] = {
      "memory of a sandbox that does not say"},
     {"default_disk_mib", NUMBER, AT(default_disk_mib), "2048", 16, 1048576, NULL,
      "disk of a sandbox that does not say (at least its template's)"},
+    {"default_disk_mib_per_s", NUMBER, AT(default_disk_mib_per_s), "0", 0, 65536, NULL,
+     "MiB a second that the disk of a sandbox that does not say reads and writes; 0: the most there is"},
+    {"default_disk_iops", NUMBER, AT(default_disk_iops), "0", 0, 1000000, NULL,
+     "reads and writes a second of the disk of a sandbox that does not say, 10 or more; 0: the most there "
+     "is"},
     {"max_vcpus", NUMBER, AT(max_vcpus), "4", 1, 8, NULL, "most vCPUs a sandbox may ask for"},
     {"max_memory_mib", NUMBER, AT(max_memory_mib), "8192", 128, 65536, NULL,
      "most memory a sandbox may ask for"},
     {"max_disk_mib", NUMBER, AT(max_disk_mib), "65536", 16, 1048576, NULL,
      "largest disk a sandbox may ask for"},
+    {"max_disk_mib_per_s", NUMBER, AT(max_disk_mib_per_s), "0", 0, 65536, NULL,
+     "most MiB a second of a disk that a sandbox may ask for, and no sandbox is without; 0: no limit"},
+    {"max_disk_iops", NUMBER, AT(max_disk_iops), "0", 0, 1000000, NULL,
+     "most reads and writes a second that a sandbox may ask for, and no sandbox is without, 10 or more; 0: "
+     "no "
+     "limit"},
     {"max_sandboxes", NUMBER, AT(max_sandboxes), "256", 1, 16384, NULL, "sandboxes alive at once"},
     {"memory_limit_mib", NUMBER, AT(memory_limit_mib), "0", 0, 16777216, NULL,
      "memory of all running sandboxes together; 0: 80 % of the host's"},
@@ -316,8 +327,14 @@ int config_check(const struct config *c, struct error *err)
             err, ERROR_INVALID, "domain",
             "domain is \"%.100s\"; it must be a name like sandboxes.example.com, in lower case", c->domain);
     if (c->default_vcpus > c->max_vcpus || c->default_memory_mib > c->max_memory_mib ||
-        c->default_disk_mib > c->max_disk_mib)
+        c->default_disk_mib > c->max_disk_mib ||
+        (c->max_disk_mib_per_s > 0 && c->default_disk_mib_per_s > c->max_disk_mib_per_s) ||
+        (c->max_disk_iops > 0 && c->default_disk_iops > c->max_disk_iops))
         return error_field(err, ERROR_INVALID, "default_*", "a default_ value is larger than its max_ value");
+    if ((c->default_disk_iops > 0 && c->default_disk_iops < 10) ||
+        (c->max_disk_iops > 0 && c->max_disk_iops < 10))
+        return error_field(err, ERROR_INVALID, "*_disk_iops",
+                           "a disk's reads and writes a second are 0 (no limit) or 10 and more");
     return 0;
 }
 

@@ -25,9 +25,13 @@ struct config {
     uint64_t default_vcpus;
     uint64_t default_memory_mib;
     uint64_t default_disk_mib;
+    uint64_t default_disk_mib_per_s;
+    uint64_t default_disk_iops;
     uint64_t max_vcpus;
     uint64_t max_memory_mib;
     uint64_t max_disk_mib;
+    uint64_t max_disk_mib_per_s;
+    uint64_t max_disk_iops;
     uint64_t max_sandboxes;
     uint64_t memory_limit_mib;
     uint64_t memory_reserve_mib;

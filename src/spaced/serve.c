@@ -206,6 +206,8 @@ static int open_sandboxes(struct daemon *d, struct error *err)
         .max_vcpus = (uint32_t)c->max_vcpus,
         .max_memory_mib_each = memory_each(d),
         .max_disk_mib = (uint32_t)c->max_disk_mib,
+        .default_limits = {(uint32_t)c->default_disk_mib_per_s, (uint32_t)c->default_disk_iops},
+        .max_limits = {(uint32_t)c->max_disk_mib_per_s, (uint32_t)c->max_disk_iops},
         .retention_s = (unsigned)c->retention_s,
     };
     set_policy(&config, c);

@@ -145,6 +145,8 @@ static void refusals_name_the_fault(void **state)
         {{"create", "--cpus", "-1"}, "-1"},
         {{"create", "--cpus", "two"}, "two"},
         {{"create", "--cpus"}, "needs a value"},
+        {{"create", "--disk-iops", "-1"}, "-1"},
+        {{"create", "--disk-mib-per-s", "1.5"}, "1.5"},
         {{"ls", "-o", "yaml"}, "yaml"},
         {{"ls", "-o", "tab"}, "tab"},
         {{"run", "--keep=yes", "true"}, "takes no value"},

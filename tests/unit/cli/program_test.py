@@ -75,6 +75,11 @@ class Statuses(Case):
         self.assertEqual(len(post[2]["idempotency-key"]), 32)
         self.assertEqual(json.loads(post[3]), {"template": "seed:latest"})
 
+    def test_resources(self):
+        self.space("create", "--cpus", "2", "--memory", "1G", "--disk", "3G", "--disk-mib-per-s", "40", "--disk-iops", "0")
+        self.assertEqual(json.loads(self.server.requests[0][3])["resources"],
+                         {"vcpus": 2, "memory_mib": 1024, "disk_mib": 3072, "disk_mib_per_s": 40, "disk_iops": 0})
+
     def test_key_file(self):
         del self.env["SPACE_API_KEY"]
         with tempfile.NamedTemporaryFile() as f:

@@ -531,11 +531,56 @@ static void test_create_from_a_snapshot(void **state)
     world_until(w, world_state(w, child) == SANDBOX_RUNNING);
 }
 
+/* What the machine of a sandbox was told before it ran, and what its document says. */
+static void assert_limits(struct world *w, const char *id, unsigned mib_per_s, unsigned iops)
+{
+    const struct fake_machine *m = fake_find(id);
+    char words[64];
+    (void)snprintf(words, sizeof(words), "\"disk_mib_per_s\":%u,\"disk_iops\":%u}", mib_per_s, iops);
+    assert_non_null(m);
+    assert_int_equal(m->limits.disk_mib_per_s, mib_per_s);
+    assert_int_equal(m->limits.disk_iops, iops);
+    assert_non_null(strstr(world_field(w, id, "resources"), words));
+}
+
+/* No VMM runs a limited sandbox without having been told, whatever it was started from and for. */
+static void test_limits_of_the_disk(void **state)
+{
+    struct world *w = *state;
+    char id[ID_SIZE], sn[ID_SIZE], op[ID_SIZE], body[128];
+    struct error err = ERROR_INIT;
+    struct sandbox *sb = NULL;
+    keep(id, sandbox_id(world_new(w, "{'template':'seed','resources':{'disk_mib_per_s':7,'disk_iops':50}}")));
+    world_until(w, world_state(w, id) == SANDBOX_RUNNING);
+    assert_limits(w, id, 7, 50);
+    settle(w, id, SANDBOX_SUSPEND, SANDBOX_SUSPENDED);
+    world_restart(w);
+    world_until(w, w->started);
+    settle(w, id, SANDBOX_RESTORE, SANDBOX_RUNNING);
+    assert_limits(w, id, 7, 50);
+    settle(w, id, SANDBOX_STOP, SANDBOX_STOPPED);
+    settle(w, id, SANDBOX_START, SANDBOX_RUNNING);
+    assert_limits(w, id, 7, 50);
+    snap(w, id, NULL, sn);
+    assert_ok(world_fork(w, id, NULL, op, &err), &err);
+    world_until(w, strcmp(world_op(w, op), "succeeded") == 0);
+    sb = sandboxes_next(w->all, NULL);
+    assert_limits(w, sandbox_id(sb), 7, 50);
+    world_restart(w); /* the snapshot's record has them, too */
+    world_until(w, w->started);
+    (void)snprintf(body, sizeof(body), "{'snapshot':'%s'}", sn);
+    assert_ok(world_try(w, body, &sb, &err), &err);
+    keep(id, sandbox_id(sb));
+    world_until(w, world_state(w, id) == SANDBOX_RUNNING);
+    assert_limits(w, id, 7, 50);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_suspend, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_restore, world_setup, world_teardown),
+        cmocka_unit_test_setup_teardown(test_limits_of_the_disk, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_suspend_of_a_paused_one, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_frozen_is_remembered, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_another_vmm, world_setup, world_teardown),

@@ -917,9 +917,16 @@ static void ask_vm(struct vm *vm, enum fake_call call, vm_done done, void *arg)
     a->vm = vm;
 }
 
+void vm_limit(struct vm *vm, const struct vm_limits *limits)
+{
+    assert(!vm_is_running(vm));
+    vm->spec.limits = *limits;
+}
+
 void vm_launch(struct vm *vm, vm_done done, void *arg)
 {
     attach(vm);
+    vm->machine->m.limits = vm->spec.limits;
     ask_vm(vm, FAKE_LAUNCH, done, arg);
 }
 
@@ -955,6 +962,8 @@ void vm_resume(struct vm *vm, vm_done done, void *arg)
     const struct machine *m = vm->machine;
     /* Who is connected by now has spoken to nobody. */
     assert(!m || !m->guest || !m->guest->vsock || m->m.running || m->m.held);
+    if (vm->machine)
+        vm->machine->m.limits = vm->spec.limits;
     ask_done(vm, FAKE_RESUME, vm->id, done, arg);
 }
 

@@ -60,7 +60,8 @@ struct fake_machine {
     bool frozen; /* its processes */
     bool synced; /* since it last ran */
     bool parked;
-    bool started; /* launched from a snapshot and not loaded yet */
+    bool started;            /* launched from a snapshot and not loaded yet */
+    struct vm_limits limits; /* that its VMM has been told, when its vCPUs were last made to run */
     /* How far its memory and its disk have come: the same, or a guest runs on a disk that is not its own. */
     unsigned memory, disk;
 };

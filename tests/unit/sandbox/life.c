@@ -28,7 +28,8 @@ static void test_create(void **state)
     assert_string_equal(world_field(w, id, "template.digest"), "sha256:" DIGEST);
     assert_string_equal(world_field(w, id, "engine"), "fake");
     assert_string_equal(world_field(w, id, "resources"),
-                        "{\"vcpus\":2,\"memory_mib\":256,\"disk_mib\":1024}");
+                        "{\"vcpus\":2,\"memory_mib\":256,\"disk_mib\":1024,\"disk_mib_per_s\":0,"
+                        "\"disk_iops\":0}");
     assert_string_equal(world_field(w, id, "network.mode"), "none");
     assert_string_equal(world_field(w, id, "metadata"), "{\"a\":\"1\"}");
     assert_string_equal(world_field(w, id, "created_at"), "2023-11-14T22:13:20.000Z");

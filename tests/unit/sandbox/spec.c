@@ -1,6 +1,9 @@
 /* What bodies are accepted and how the others are refused: code, field, words. */
 #include "world.h"
 
+#include "sandbox/private.h"
+#include "json/json.h"
+
 struct bad {
     const char *body;
     int code;
@@ -38,6 +41,14 @@ static const struct bad bad_creates[] = {
     {"{'template':'seed','resources':{'memory_mib':4097}}", ERROR_INVALID, "resources.memory_mib", "4096"},
     {"{'template':'seed','resources':{'disk_mib':1023}}", ERROR_INVALID, "resources.disk_mib", "1024"},
     {"{'template':'seed','resources':{'disk_mib':8193}}", ERROR_INVALID, "resources.disk_mib", "8192"},
+    {"{'template':'seed','resources':{'disk_mib_per_s':-1}}", ERROR_INVALID, "resources.disk_mib_per_s",
+     "-1"},
+    {"{'template':'seed','resources':{'disk_mib_per_s':65537}}", ERROR_INVALID, "resources.disk_mib_per_s",
+     "65536"},
+    {"{'template':'seed','resources':{'disk_iops':9}}", ERROR_INVALID, "resources.disk_iops", "10 to"},
+    {"{'template':'seed','resources':{'disk_iops':1000001}}", ERROR_INVALID, "resources.disk_iops",
+     "1000000"},
+    {"{'template':'seed','resources':{'disk_iops':'many'}}", ERROR_INVALID, "resources.disk_iops", "integer"},
     {"{'template':'seed','resources':{'gpus':1}}", ERROR_UNKNOWN_FIELD, "resources.gpus", ""},
     {"{'template':'seed','network':{'mode':'egress'}}", ERROR_UNSUPPORTED, "network.mode", "no network"},
     {"{'template':'seed','network':{'mode':'open'}}", ERROR_UNSUPPORTED, "network.mode", "no network"},
@@ -156,15 +167,63 @@ static void test_defaults(void **state)
     assert_string_equal(world_field(w, id, "resources.disk_mib"), "1024"); /* the template's */
 }
 
+/* What a body's resources give on a server with these defaults and maxima; the code, or 0. */
+static int limits_of(struct world *w, const char *resources, struct vm_limits *ret, struct error *err)
+{
+    char text[160];
+    struct create_spec spec;
+    (void)snprintf(text, sizeof(text), "{\"template\":\"seed\",\"resources\":%s}", resources);
+    AUTO_JSON json_t *body = json_loads(text, 0, NULL);
+    assert_non_null(body);
+    *err = (struct error)ERROR_INIT;
+    int rc = create_spec_read(&w->config, body, &spec, err);
+    if (rc == 0)
+        *ret = spec.limits;
+    return rc;
+}
+
+static void test_limits_of_the_disk(void **state)
+{
+    struct world *w = *state;
+    struct error err;
+    struct vm_limits l;
+    assert_ok(limits_of(w, "{}", &l, &err), &err);
+    assert_int_equal(l.disk_mib_per_s + l.disk_iops, 0);
+    w->config.default_limits = (struct vm_limits){.disk_mib_per_s = 40, .disk_iops = 500};
+    assert_ok(limits_of(w, "null", &l, &err), &err);
+    assert_int_equal(l.disk_mib_per_s, 40);
+    assert_int_equal(l.disk_iops, 500);
+    assert_ok(limits_of(w, "{\"disk_mib_per_s\":0,\"disk_iops\":10}", &l, &err), &err);
+    assert_int_equal(l.disk_mib_per_s, 0);
+    assert_int_equal(l.disk_iops, 10);
+    assert_ok(limits_of(w, "{\"disk_mib_per_s\":null}", &l, &err), &err);
+    assert_int_equal(l.disk_mib_per_s, 40);
+    /* Where there is a maximum nobody is without a limit. */
+    w->config.max_limits = (struct vm_limits){.disk_mib_per_s = 50, .disk_iops = 600};
+    assert_ok(limits_of(w, "{\"disk_mib_per_s\":50}", &l, &err), &err);
+    assert_int_equal(l.disk_mib_per_s, 50);
+    assert_int_equal(l.disk_iops, 500);
+    assert_int_equal(limits_of(w, "{\"disk_mib_per_s\":51}", &l, &err), ERROR_INVALID);
+    assert_non_null(strstr(err.message, "1 to 50"));
+    assert_int_equal(limits_of(w, "{\"disk_mib_per_s\":0}", &l, &err), ERROR_INVALID);
+    assert_string_equal(err.field, "resources.disk_mib_per_s");
+    assert_int_equal(limits_of(w, "{\"disk_iops\":0}", &l, &err), ERROR_INVALID);
+    w->config.default_limits = (struct vm_limits){0};
+    assert_ok(limits_of(w, "{}", &l, &err), &err);
+    assert_int_equal(l.disk_mib_per_s, 50);
+    assert_int_equal(l.disk_iops, 600);
+}
+
 static void test_everything_given(void **state)
 {
     struct world *w = *state;
     char id[ID_SIZE];
-    struct sandbox *sb =
-        world_new(w, "{'template':'seed@sha256:x','name':'My-Box_1.0','metadata':{},'env':{'_A1':''},"
-                     "'resources':{'vcpus':4,'memory_mib':128,'disk_mib':8192},'network':{'mode':'none'},"
-                     "'lifecycle':{'idle_timeout_s':60,'on_idle':'delete','max_lifetime_s':3600,"
-                     "'on_expiry':'delete','auto_wake':true}}");
+    struct sandbox *sb = world_new(
+        w, "{'template':'seed@sha256:x','name':'My-Box_1.0','metadata':{},'env':{'_A1':''},"
+           "'resources':{'vcpus':4,'memory_mib':128,'disk_mib':8192,'disk_mib_per_s':65536,'disk_iops':10},"
+           "'network':{'mode':'none'},"
+           "'lifecycle':{'idle_timeout_s':60,'on_idle':'delete','max_lifetime_s':3600,"
+           "'on_expiry':'delete','auto_wake':true}}");
     (void)str_copy(id, sizeof(id), sandbox_id(sb));
     assert_true(sandbox_auto_wake(sb));
     assert_string_equal(sandbox_name(sb), "My-Box_1.0");
@@ -172,7 +231,8 @@ static void test_everything_given(void **state)
     assert_string_equal(sandbox_digest(sb), DIGEST);
     assert_string_equal(sandbox_project(sb), "default");
     assert_string_equal(world_field(w, id, "resources"),
-                        "{\"vcpus\":4,\"memory_mib\":128,\"disk_mib\":8192}");
+                        "{\"vcpus\":4,\"memory_mib\":128,\"disk_mib\":8192,\"disk_mib_per_s\":65536,"
+                        "\"disk_iops\":10}");
     assert_string_equal(world_field(w, id, "lifecycle"),
                         "{\"idle_timeout_s\":60,\"on_idle\":\"delete\",\"max_lifetime_s\":3600,"
                         "\"on_expiry\":\"delete\",\"auto_wake\":true}");
@@ -392,6 +452,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_refused, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_sizes_of_maps, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_defaults, world_setup, world_teardown),
+        cmocka_unit_test_setup_teardown(test_limits_of_the_disk, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_everything_given, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_a_timeout_alone_pauses, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_patch, world_setup, world_teardown),

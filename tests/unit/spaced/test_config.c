@@ -131,6 +131,32 @@ static void test_dev_refuses_other_addresses(void **state)
     assert_int_equal(config_check(&c, &err), ERROR_INVALID);
 }
 
+static void test_limits_of_disks(void **state)
+{
+    static const struct {
+        const char *key, *value;
+        int rc;
+    } cases[] = {{"default_disk_mib_per_s", "40", 0},
+                 {"max_disk_mib_per_s", "39", ERROR_INVALID},
+                 {"max_disk_mib_per_s", "40", 0},
+                 {"default_disk_mib_per_s", "0", 0},
+                 {"default_disk_iops", "9", ERROR_INVALID},
+                 {"default_disk_iops", "10", 0},
+                 {"max_disk_iops", "9", ERROR_INVALID},
+                 {"max_disk_iops", "10", 0},
+                 {"default_disk_iops", "11", ERROR_INVALID},
+                 {"max_disk_iops", "0", 0}};
+    (void)state;
+    struct config c;
+    struct error err = ERROR_INIT;
+    config_defaults(&c);
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        assert_ok(config_set(&c, cases[i].key, cases[i].value, &err), &err);
+        if (config_check(&c, &err) != cases[i].rc)
+            fail_msg("%s=%s", cases[i].key, cases[i].value);
+    }
+}
+
 static void test_second_stage_gets_the_same(void **state)
 {
     (void)state;
@@ -152,9 +178,13 @@ static void test_second_stage_gets_the_same(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_defaults_are_valid),          cmocka_unit_test(test_bad_values_are_named),
-        cmocka_unit_test(test_file_and_line_of_a_mistake),  cmocka_unit_test(test_command_line),
-        cmocka_unit_test(test_dev_refuses_other_addresses), cmocka_unit_test(test_second_stage_gets_the_same),
+        cmocka_unit_test(test_defaults_are_valid),
+        cmocka_unit_test(test_bad_values_are_named),
+        cmocka_unit_test(test_file_and_line_of_a_mistake),
+        cmocka_unit_test(test_command_line),
+        cmocka_unit_test(test_dev_refuses_other_addresses),
+        cmocka_unit_test(test_second_stage_gets_the_same),
+        cmocka_unit_test(test_limits_of_disks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
