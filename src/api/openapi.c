@@ -122,7 +122,7 @@ static void add_method(json_t *paths, const struct http_route *route, const char
     json_t *parameters = json_array();
     add_path(parameters, route->pattern, path, sizeof(path));
     add_query(parameters, route->query);
-    if (strcmp(name, "POST") == 0 && route->body != BODY_STREAM)
+    if (strcmp(name, "POST") == 0 && !route->raw)
         json_array_append_new(parameters, reference("parameters", "IdempotencyKey"));
     size_t n = strlen(name);
     for (size_t i = 0; i <= n && i < sizeof(method); i++)

@@ -155,11 +155,19 @@ static bool gate_takes(struct http_request *r)
     return true;
 }
 
-static size_t body_limit(const struct http_route *def)
+/* What a key stands for must be known whole before any of it has an effect. */
+static bool gathers(const struct http_request *r)
 {
-    if (def->body_max > 0)
-        return def->body_max;
-    return def->body == BODY_STREAM ? SIZE_MAX : 1024 * 1024;
+    const struct http_route *def = r->route->def;
+    return def->body == BODY_STREAM && !def->raw && strcmp(r->method, "POST") == 0 && r->idempotency_key &&
+           r->server->config.idempotency && r->principal.role != ROLE_NONE;
+}
+
+static size_t body_limit(const struct http_request *r)
+{
+    const struct http_route *def = r->route->def;
+    size_t most = def->body == BODY_STREAM && !r->gathers ? SIZE_MAX : BODY_MAX;
+    return def->body_max > 0 && (!r->gathers || def->body_max < most) ? def->body_max : most;
 }
 
 int head_check_json(const struct http_request *r, struct error *err)
@@ -175,6 +183,7 @@ int head_check_json(const struct http_request *r, struct error *err)
 static int check_body(struct http_request *r, struct error *err)
 {
     const struct http_route *def = r->route->def;
+    r->gathers = gathers(r);
     if (r->length == 0)
         return 0;
     if (def->body == BODY_NONE && r->length != UINT64_MAX)
@@ -182,10 +191,11 @@ static int check_body(struct http_request *r, struct error *err)
     /* A chunked body may turn out to be empty, and then needs no type. */
     if (def->body == BODY_JSON && r->length != UINT64_MAX && head_check_json(r, err) < 0)
         return ERROR_MEDIA_TYPE;
-    if (r->length != UINT64_MAX && r->length > body_limit(def))
-        return error_set(err, ERROR_TOO_LARGE, "the body has %llu bytes; at most %zu are accepted",
-                         (unsigned long long)r->length, body_limit(def));
-    buf_init(&r->body, body_limit(def));
+    if (r->length != UINT64_MAX && r->length > body_limit(r))
+        return error_set(err, ERROR_TOO_LARGE, "the body has %llu bytes; at most %zu are accepted%s",
+                         (unsigned long long)r->length, body_limit(r),
+                         r->gathers ? " with an Idempotency-Key" : "");
+    buf_init(&r->body, body_limit(r));
     return 0;
 }
 

@@ -22,8 +22,9 @@ enum http_role { ROLE_NONE, ROLE_VIEWER, ROLE_USER, ROLE_ADMIN }; /* rising; NON
 
 enum http_body {
     BODY_NONE,   /* a body is refused (400), an empty one is fine */
-    BODY_JSON,   /* read whole (limit: JSON_BODY_MAX or the route's), parsed strictly before the handler */
-    BODY_STREAM, /* given piece by piece, see http_body_start */
+    BODY_JSON,   /* read whole (1 MiB, or the route's limit), parsed strictly before the handler */
+    BODY_STREAM, /* given piece by piece, see http_body_start; that of a POST with a key is read whole before
+                  */
 };
 
 struct http_route {

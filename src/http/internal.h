@@ -16,6 +16,7 @@
 #define HEAD_BYTES_MAX (16 * 1024) /* names and values of all header fields */
 #define HEAD_FIELDS_MAX 64         /* header fields */
 #define REPLY_HEADERS_MAX 128      /* added by a handler */
+#define BODY_MAX (1024 * 1024)     /* of one that is read whole, unless its route has another limit */
 #define DISCARD_MAX (1024 * 1024)  /* bytes of a refused body that are read to keep the connection */
 #define LINGER_MAX (64 * 1024 * 1024) /* bytes of a refused body read after an early answer */
 #define RAW_ANSWER_MAX (64 * 1024)    /* bytes of a whole answer that overtakes the body */
@@ -103,6 +104,9 @@ struct http_request {
     bool body_ended;
     uint64_t dropped; /* bytes read and thrown away because the answer is decided */
     const struct http_body_events *body_events;
+    bool gathers;   /* a body in pieces that comes with a key, which stands for all of it: it is read first */
+    bool given_all; /* and then given: its end has been told, too */
+    uint64_t given; /* bytes of it that the handler has taken */
 
     /* flow */
     bool suspended;
@@ -210,6 +214,10 @@ void request_answered(struct http_request *r);
 /* Reads the header fields into r, finds the route, checks key, role, query and content type; the first thing
  * wrong is the error. allow: for ERROR_METHOD. */
 int head_check(struct http_request *r, char allow[ROUTE_ALLOW_SIZE], struct error *err);
+/* The client has gone, and the handler with it, after it had taken a part of a body that came with a key: a
+ * repetition is told how much that was, and nothing is done twice. */
+void reply_cut_off(struct http_request *r);
+
 /* ERROR_MEDIA_TYPE unless the body is announced as JSON. */
 int head_check_json(const struct http_request *r, struct error *err);
 

@@ -232,8 +232,9 @@ void reply_again(struct http_request *r, const struct idempotency_answer *answer
     http_add_header(r, "Idempotency-Replayed", "true");
     if (*answer->location)
         http_add_header(r, "Location", answer->location);
+    const char *type = answer->status < 400 ? "application/json" : "application/problem+json";
     if (answer->body_n > 0)
-        answer_copy(r, store, answer->status, "application/json", answer->body, answer->body_n);
+        answer_copy(r, store, answer->status, type, answer->body, answer->body_n);
     else
         answer_whole(r, store, answer->status, NULL, NULL, 0);
 }
@@ -256,6 +257,28 @@ static char *problem_text(const struct error *err, const char *detail)
     char *text = p ? json_dumps(p, JSON_COMPACT) : NULL;
     json_decref(p);
     return text;
+}
+
+/* A refusal leaves the key free, unless something has been done by then that must not be done again. */
+static void keep_problem(struct http_request *r, const struct error *err)
+{
+    struct idempotency_claim *claim = TAKE(r->claim);
+    AUTO_FREE char *text = claim && r->given > 0 ? problem_text(err, err->message) : NULL;
+    struct idempotency_answer answer = {error_status(err->code), text, text ? strlen(text) : 0, ""};
+    if (text)
+        idempotency_keep(claim, &answer);
+    else
+        idempotency_drop(claim);
+}
+
+void reply_cut_off(struct http_request *r)
+{
+    struct error err = ERROR_INIT;
+    (void)error_set(&err, ERROR_CONFLICT,
+                    "the first request with this Idempotency-Key was cut off when %llu bytes of its body had "
+                    "been taken",
+                    (unsigned long long)r->given);
+    keep_problem(r, &err);
 }
 
 static void send_problem(struct http_request *r, const struct error *err)
@@ -286,7 +309,7 @@ void http_reply_error(struct http_request *r, const struct error *err)
         LOG(LOG_ERROR, "request answered twice", "path=" LOG_Q, http_path(r));
         return;
     }
-    idempotency_drop(TAKE(r->claim));
+    keep_problem(r, err);
     send_problem(r, err);
     request_answered(r);
 }

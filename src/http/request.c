@@ -150,6 +150,26 @@ static void call_handler(struct http_request *r)
     r->route->def->handler(r, r->route->def->arg);
 }
 
+/* Gives a gathered body to the handler, as far as it takes it. */
+static void give(struct http_request *r)
+{
+    while (r->body_events && !r->answered && !r->given_all) {
+        size_t n = buf_len(&r->body);
+        if (n == 0) {
+            r->given_all = true;
+            r->body_events->end(r);
+            return;
+        }
+        r->woken = false;
+        size_t taken = r->body_events->data(r, buf_head(&r->body), n);
+        assert(taken <= n);
+        buf_consume(&r->body, taken);
+        r->given += taken;
+        if (taken < n && !r->woken)
+            return;
+    }
+}
+
 /* The whole body is there: checks it and calls the handler. */
 static void handle(struct http_request *r)
 {
@@ -162,7 +182,8 @@ static void handle(struct http_request *r)
         refuse(r, &err);
     else if (!replayed)
         call_handler(r);
-    buf_finish(&r->body);
+    if (!r->gathers)
+        buf_finish(&r->body);
 }
 
 /* --- what the library calls --- */
@@ -219,6 +240,12 @@ void *request_on_target(void *cls, const char *raw, struct MHD_Connection *mhd)
     return r;
 }
 
+/* Whether the handler is called before the body is read. */
+static bool streams(const struct http_request *r)
+{
+    return r->route->def->body == BODY_STREAM && !r->gathers;
+}
+
 /* Reads nothing of the body until http_body_start. */
 static void rest_at_head(struct http_request *r)
 {
@@ -238,14 +265,14 @@ static void on_head(struct http_request *r, const char *method)
         if (rc == ERROR_METHOD)
             http_add_header(r, "Allow", allow);
         refuse(r, &err);
-    } else if (r->route->def->body == BODY_STREAM) {
+    } else if (streams(r)) {
         call_handler(r);
     }
     if (r->length == 0)
         return;
     if (r->answered)
         answer_early(r);
-    else if (r->route->def->body == BODY_STREAM && !r->body_events)
+    else if (streams(r) && !r->body_events)
         rest_at_head(r);
 }
 
@@ -283,7 +310,7 @@ static enum MHD_Result on_body(struct http_request *r, const char *data, size_t 
     }
     if (r->answered || !def)
         return discard(r, n);
-    if (def->body == BODY_STREAM) {
+    if (streams(r)) {
         if (!r->body_events)
             request_suspend(r);
         else
@@ -305,18 +332,19 @@ static enum MHD_Result on_body(struct http_request *r, const char *data, size_t 
 static enum MHD_Result on_body_end(struct http_request *r)
 {
     bool first = !r->body_ended;
-    const struct http_route *def = r->route ? r->route->def : NULL;
-    if (first && !r->answered && def->body == BODY_STREAM && !r->body_events) {
+    if (first && !r->answered && streams(r) && !r->body_events) {
         request_suspend(r); /* an empty body waits for http_body_start too */
         return MHD_YES;
     }
     r->body_ended = true;
     if (first && !r->answered) {
-        if (def->body != BODY_STREAM)
-            handle(r);
-        else
+        if (streams(r))
             r->body_events->end(r);
+        else
+            handle(r);
     }
+    if (r->gathers)
+        give(r);
     if (r->ready)
         return queue_answer(r);
     request_suspend(r);
@@ -356,6 +384,8 @@ void request_over(struct http_request *r, bool aborted)
         s->config.answered(s->config.arg, r, aborted && !r->status ? STATUS_CLIENT_GONE : r->status, seconds);
     if (r->finished)
         r->finished(r->data, aborted);
+    if (aborted)
+        reply_cut_off(r);
 }
 
 void request_on_completed(void *cls, struct MHD_Connection *mhd, void **ctx,

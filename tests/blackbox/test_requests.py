@@ -1,5 +1,6 @@
 """Bad input: every case is refused with its problem type, and nothing is made."""
 import json
+import re
 import socket
 import uuid
 
@@ -255,6 +256,50 @@ class Idempotency(SpaceTest):
         second = self.post(key, {"argv": ["true"]}, f"{sb.path}/sessions")
         self.assertEqual((first.status, second.status), (201, 201))
         self.assertEqual(first.json["session"]["id"], second.json["session"]["id"])
+
+    def stdin(self, sb, process, key, data):
+        return self.api.call("POST", f"{sb.path}/processes/{process}/stdin", data, headers={"Idempotency-Key": key})
+
+    def test_input_is_given_once(self):
+        sb = self.sandbox()
+        process = sb.session(["cat"], stdin=True, start="now")["session"]["process_id"]
+        one, two = str(uuid.uuid4()), str(uuid.uuid4())
+        for key, data, status, replayed in ((one, b"one\n", 204, None), (one, b"one\n", 204, "true"), (two, b"two\n", 204, None),
+                                            (one, b"other\n", 422, None), (two, b"two\n", 204, "true")):
+            answer = self.stdin(sb, process, key, data)
+            self.assertEqual((answer.status, answer.headers.get("idempotency-replayed")), (status, replayed), answer)
+        answer = self.stdin(sb, process, str(uuid.uuid4()), bytes(1024 * 1024 + 1))
+        self.assertEqual((answer.status, answer.json["type"]), (413, "urn:space:error:too_large"))
+        self.api.ok("POST", f"{sb.path}/processes/{process}/stdin?close=1", b"")
+        self.assertEqual(sb.result(process)["exit_code"], 0)
+        self.assertEqual(sb.all_output(process), b"one\ntwo\n")
+
+    def test_input_that_is_cut_off_is_not_given_twice(self):
+        sb = self.sandbox()
+        process = sb.session("while [ ! -e /tmp/go ]; do usleep 10000; done; wc -c", stdin=True,
+                             start="now")["session"]["process_id"]
+        key, data = str(uuid.uuid4()), b"x" * (1024 * 1024)
+        conn = self.api.connect()
+        conn.request("POST", f"{sb.path}/processes/{process}/stdin", data, self.api.headers({"Idempotency-Key": key}))
+        self.until(lambda: "still running" in self.stdin(sb, process, key, data).json["detail"], "the first is under way")
+        conn.close()
+
+        def told():
+            answer = self.stdin(sb, process, key, data)
+            self.assertEqual((answer.status, answer.json["type"]), (409, "urn:space:error:conflict"))
+            found = re.search(r"cut off when (\d+) bytes", answer.json["detail"])
+            return int(found.group(1)) if found else None
+
+        taken = self.until(told, "how much was taken")
+        self.assertLess(taken, len(data))
+        self.assertEqual(told(), taken)
+        sb.put("/tmp/go", b"")
+        # The client goes on where it was cut off, with another key.
+        rest = self.api.call("POST", f"{sb.path}/processes/{process}/stdin?close=1", data[taken:],
+                             headers={"Idempotency-Key": str(uuid.uuid4())}, timeout=60)
+        self.assertEqual(rest.status, 204, rest)
+        self.assertEqual(sb.result(process)["exit_code"], 0)
+        self.assertEqual(sb.all_output(process).strip(), b"%d" % len(data))
 
     def test_bad_keys(self):
         for key in ("", "x" * 5000):
