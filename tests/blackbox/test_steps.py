@@ -1,8 +1,9 @@
-"""Every step of every verb: the server dies there, or the whole machine does, and all ends well.
+"""Every step of every verb: the server dies there, or a VMM, or the whole machine does, and all ends well.
 
 The programs pass named points between their side effects (src/base/fault.h). A first run of each verb lists the points
 it passes; then the verb is done again for each of them, with a death at that very point. SPACE_STEPS picks by name.
-A crash of the machine is tried at every fourth point, another fourth each time; at all with SPACE_CRASHES=all.
+A crash of the machine is tried at every fourth point, the death of a VMM, and all of what VARIANTS has, at every eighth; at
+others each time, and at all with SPACE_CRASHES=all.
 """
 import http.client
 import os
@@ -15,7 +16,7 @@ from harness.case import FaultTest, limit
 from harness.wait import until
 
 PICK = os.environ.get("SPACE_STEPS", "")
-ALL_CRASHES = os.environ.get("SPACE_CRASHES") == "all"
+ALL = os.environ.get("SPACE_CRASHES") == "all"
 SETTLED = ("running", "paused", "suspended", "stopped", "failed", "deleted")
 
 
@@ -26,16 +27,17 @@ def mark(sb):
 class Verb:
     """How a verb is prepared and asked for."""
 
-    def __init__(self, name, before=(), body=None, needs_snapshot=False):
-        self.name, self.before, self.body, self.needs_snapshot = name, before, body, needs_snapshot
+    def __init__(self, name, before=(), body=None, snapshot=None):
+        self.name, self.before, self.body, self.snapshot = name, before, body, snapshot  # its kind, where it needs one
 
     def prepare(self, api):
         sb = Sandbox.create(api, {"template": "busybox"})
         mark(sb)
         body = dict(self.body or {})
-        if self.needs_snapshot:
-            answer = api.ok("POST", f"{sb.path}/snapshots", {}).json
-            body["snapshot_id"] = api.wait_operation(answer["operation"])["result"]["snapshot_id"]
+        if self.snapshot:
+            answer = api.ok("POST", f"{sb.path}/snapshots", {"kind": self.snapshot}).json
+            taken = api.wait_operation(answer["operation"])["result"]["snapshot_id"]
+            body["snapshot" if self.name == "create" else "snapshot_id"] = taken
         for verb in self.before:
             sb.verb(verb)
         return sb, body
@@ -43,7 +45,7 @@ class Verb:
     def ask(self, api, sb, body):
         """The request; the operation's id when it was answered."""
         if self.name == "create":
-            return api.ok("POST", "/v1/sandboxes", {"template": "busybox"}).json["operation"]["id"]
+            return api.ok("POST", "/v1/sandboxes", body or {"template": "busybox"}).json["operation"]["id"]
         if self.name == "delete":
             return api.ok("DELETE", sb.path).json["operation"]["id"]
         path = "snapshots" if self.name == "snapshot" else self.name
@@ -62,9 +64,20 @@ VERBS = {
     "restore": Verb("restore", ["suspend"]),
     "snapshot": Verb("snapshot", body={"kind": "full"}),
     "snapshot of the disk": Verb("snapshot", body={"kind": "disk"}),
-    "rollback": Verb("rollback", needs_snapshot=True),
+    "rollback": Verb("rollback", snapshot="full"),
     "fork": Verb("fork", body={"count": 2}),
 }
+# The same verbs by another way, on which they share most of their points.
+VARIANTS = {
+    "create from a snapshot": Verb("create", snapshot="full"),
+    "stop of a paused": Verb("stop", ["pause"]),
+    "snapshot of a suspended": Verb("snapshot", ["suspend"], {"kind": "full"}),
+    "rollback of the disk": Verb("rollback", ["stop"], snapshot="disk"),
+    "fork of a suspended": Verb("fork", ["suspend"], {"count": 2}),
+}
+# Where a verb has led when its operation says that it succeeded.
+LEADS_TO = {"pause": "paused", "resume": "running", "stop": "stopped", "start": "running", "suspend": "suspended",
+            "restore": "running"}
 
 
 class Steps(FaultTest):
@@ -83,7 +96,7 @@ class Steps(FaultTest):
         self.wipe()
         return [name for name in found if PICK in name]
 
-    # --- deaths ---
+    # --- deaths: of the server ("killed"), of a VMM ("vmm"), of the machine ("crashed") ---
     def dead(self):
         return not self.server.alive()
 
@@ -94,15 +107,15 @@ class Steps(FaultTest):
                 return process
         return None
 
-    def strike(self, verb, sb, body, name, machine):
+    def strike(self, verb, sb, body, name, how):
         """Asks for the verb and lets what must die die at the point. Returns the operation's id, if it was told."""
-        self.arm(f"{name}:{'stop' if machine else 'kill'}")
+        self.arm(f"{name}:{'kill' if how == 'killed' else 'stop'}")
         operation = None
         try:
             operation = verb.ask(Api_quick(self.api), sb, body)
         except (OSError, http.client.HTTPException):
             pass  # it died before it answered
-        reached = self.halted if machine else self.dead
+        reached = self.dead if how == "killed" else self.halted
         try:
             until(reached, f"{name} is reached", 30)
         except AssertionError:
@@ -111,10 +124,18 @@ class Steps(FaultTest):
             return operation  # this time the verb took another way; what follows holds all the same
         finally:
             self.arm("")
-        if machine:
-            for vmm in self.server.vmms():
-                os.kill(vmm.pid, signal.SIGKILL)
+        self.kill_vmms(how)
         return operation
+
+    def kill_vmms(self, how):
+        vmms = self.server.vmms()
+        if how == "vmm":
+            for vmm in random.sample(vmms, min(1, len(vmms))):
+                os.kill(vmm.pid, signal.SIGKILL)
+            os.kill(self.halted().pid, signal.SIGCONT)
+        elif how == "crashed":
+            for vmm in vmms:
+                os.kill(vmm.pid, signal.SIGKILL)
 
     # --- what must be true afterwards ---
     def settled(self):
@@ -123,12 +144,28 @@ class Steps(FaultTest):
                 return False
         return not [op for status in ("pending", "running") for op in self.api.pages(f"/v1/operations?status={status}")]
 
-    def check(self, sb, verb, machine):
+    def truthful(self, operation, sb, verb, how):
+        """The operation has ended, and says what has become of its sandbox and of those it made."""
+        op = self.api.get(f"/v1/operations/{operation}")
+        self.assertIn(op["status"], ("succeeded", "failed", "canceled"))
+        if op["status"] != "succeeded":
+            self.assertTrue(op["error"]["detail"], op)
+            return
+        # What was reached may have been lost since, if something died that it needs.
+        lost = set() if how == "killed" else {"failed"}
+        if verb.name in LEADS_TO:
+            self.assertIn(sb.state(), {LEADS_TO[verb.name]} | lost)
+        for child in op["result"]["children"] if verb.name == "fork" else ():
+            state = self.api.get(f"/v1/sandboxes/{child['sandbox_id']}")["state"]
+            self.assertIn(state, {"failed"} if child["error"] else {"running"} | lost)
+
+    def check(self, sb, verb, how):
         """The sandbox can be woken and has what it had, or has failed with a reason and can be deleted."""
         got = sb.get()
         if got["state"] == "failed":
             self.assertTrue(got["failure"]["message"], got)
-            self.assertTrue(machine or verb.name in ("create", "delete"), f"failed though its VMM lived: {got['failure']}")
+            self.assertTrue(how != "killed" or verb.name in ("create", "delete"),
+                            f"failed though its VMM lived: {got['failure']}")
             return
         if got["state"] == "deleted":
             return
@@ -151,31 +188,23 @@ class Steps(FaultTest):
         self.assertEqual(self.server.vmms(), [])
         self.assertEqual(host.listing(os.path.join(self.server.state_dir, "privd", "sandboxes")), [])
 
-    def every_step(self, key, machine):
-        verb = VERBS[key]
+    def every_step(self, key, how):
+        verb = {**VERBS, **VARIANTS}[key]
         points = self.points(verb)
         self.assertTrue(points or PICK, f"{key} passes no point")
-        if machine and not ALL_CRASHES:
-            points = points[random.randrange(min(4, len(points))) if points else 0::4]
+        step = 1 if ALL else 8 if how == "vmm" or key in VARIANTS else 4 if how == "crashed" else 1
+        points = points[random.randrange(min(step, len(points))) if points else 0::step]
         for name in points:
-            with self.subTest(verb=key, point=name, machine=machine):
+            with self.subTest(verb=key, point=name, how=how):
                 sb, body = verb.prepare(self.api)
-                operation = self.strike(verb, sb, body, name, machine)
-                self.again()
+                operation = self.strike(verb, sb, body, name, how)
+                if how != "vmm":
+                    self.again()
                 self.until(self.settled, "everything is settled", 90)
                 if operation:
-                    status = self.api.get(f"/v1/operations/{operation}")["status"]
-                    self.assertIn(status, ("succeeded", "failed", "canceled"))
-                    if status == "succeeded" and not machine and verb.name not in ("create", "delete"):
-                        self.assertNotEqual(sb.state(), "failed")
-                self.check(sb, verb, machine)
+                    self.truthful(operation, sb, verb, how)
+                self.check(sb, verb, how)
                 self.wipe()
-
-    def killed(self, key):
-        self.every_step(key, machine=False)
-
-    def crashed(self, key):
-        self.every_step(key, machine=True)
 
 
 def Api_quick(api):
@@ -185,11 +214,11 @@ def Api_quick(api):
 
 
 def add_tests():
-    for key in VERBS:
+    for key in (*VERBS, *VARIANTS):
         word = key.replace(" ", "_")
-        for how in ("killed", "crashed"):
+        for how in ("killed", "vmm", "crashed"):
             def test(self, key=key, how=how):
-                getattr(self, how)(key)
+                self.every_step(key, how)
 
             test.__name__ = f"test_{word}_{how}_at_every_step"
             setattr(Steps, test.__name__, limit(1200)(test))
