@@ -347,8 +347,10 @@ struct input {
     char process_id[ID_SIZE];
     struct process_reader *reader; /* for its stdin_room and its end; NULL while it waits for the sandbox */
     uint64_t taken;
+    uint64_t mark; /* what the guest is to have before the answer */
     bool close;
     bool ended; /* the body is */
+    bool waits; /* for the guest's word, then for nothing else */
     bool over;  /* answered */
 };
 
@@ -373,11 +375,28 @@ static void input_room(void *arg)
         http_body_resume(in->call.r);
 }
 
+static void input_done(struct input *in)
+{
+    data_call_done(&in->call);
+    http_reply_empty(in->call.r, 204);
+}
+
+static void input_arrived(void *arg, uint64_t mark)
+{
+    struct input *in = arg;
+    if (!in->over && in->waits && mark >= in->mark)
+        input_done(in);
+}
+
 static void input_result(void *arg, const json_t *result)
 {
     struct input *in = arg;
     struct error err = ERROR_INIT;
     (void)result;
+    if (!in->over && in->waits) { /* it crossed the end on its way */
+        input_done(in);
+        return;
+    }
     (void)error_set(&err, ERROR_CONFLICT, "process %s has ended", process_id(in->process));
     input_fail(in, &err);
 }
@@ -400,6 +419,7 @@ static const struct process_reader_events input_events = {
     .result = input_result,
     .interrupted = input_interrupted,
     .stdin_room = input_room,
+    .stdin_arrived = input_arrived,
 };
 
 static size_t input_data(struct http_request *r, const void *data, size_t n)
@@ -430,8 +450,9 @@ static void input_end(struct http_request *r)
         input_fail(in, &err);
         return;
     }
-    data_call_done(&in->call);
-    http_reply_empty(r, 204);
+    in->waits = process_stdin_waits(in->process, &in->mark);
+    if (!in->waits)
+        input_done(in);
 }
 
 static const struct http_body_events input_body = {.data = input_data, .end = input_end};

@@ -113,6 +113,7 @@ static void pump(struct guest *g)
         pump_others(g);
     else
         guest_conn_pump_all(g);
+    guest_stdin_ask(g);
 }
 
 /* Each write wakes the guest: nothing is written that may still come along with something else. */
@@ -491,7 +492,7 @@ static int on_link(struct guest *g, const struct proto_message *m, const struct 
             g->ping = 0;
             return 0;
         }
-        if (guest_identify_pong(g, fields))
+        if (guest_identify_pong(g, fields) || guest_stdin_pong(g, fields))
             return 0;
         *ret_why = "a PONG to no PING";
         return -1;
@@ -533,7 +534,7 @@ void guest_link_gone(struct guest *g, const struct error *why)
     struct guest_file *f;
     (void)error_set(&e, ERROR_UNAVAILABLE, "the connection to the guest was lost: %s", why->message);
     g->late = 0;
-    g->ping = 0;
+    g->ping = g->stdin_ping = 0;
     guest_quiesce_link_gone(g);
     guest_identify_link_gone(g);
     DL_FOREACH(g->processes, p)

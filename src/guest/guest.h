@@ -137,6 +137,8 @@ struct guest_process_events {
     void (*exited)(void *arg, const struct guest_result *result);
     /* More stdin may be given (guest_process_stdin took less than offered before). */
     void (*stdin_room)(void *arg);
+    /* After guest_process_stdin_ask: the agent has the stdin before this mark. NULL: nobody asks. */
+    void (*stdin_arrived)(void *arg, uint64_t mark);
 };
 
 /* Starts a process. Refusals by the guest arrive as exited with START_FAILED. The object lives until
@@ -162,6 +164,12 @@ size_t guest_process_stdin(struct guest_process *p, const void *data, size_t n);
 
 /* End of stdin after what was queued. */
 void guest_process_stdin_close(struct guest_process *p);
+
+/* Asks whether the agent has all stdin that was taken so far, and its end if that was given. False: it has,
+ * or the process has ended. Else stdin_arrived will say so, with *ret_mark or a later mark, unless exited or
+ * the owner's release comes first; a link that breaks only delays it. What has arrived outlives this program.
+ */
+bool guest_process_stdin_ask(struct guest_process *p, uint64_t *ret_mark);
 
 /* What was taken of stdin and has not been sent yet, and whether its end has not: lost with the object, so an
  * owner who will take the process up again elsewhere gives it again there. Valid until the next call. */

@@ -77,6 +77,9 @@ struct guest_process {
     struct buf in; /* stdin from in_base on */
     uint64_t in_base, in_sent, in_limit;
     bool in_fin, in_fin_sent, in_short;
+    uint64_t in_arrived; /* marks of stdin (an offset, and one for its end): the agent has it so far, */
+    uint64_t in_asked;   /* the owner wants to hear of that much, */
+    uint64_t in_pinged;  /* this will have arrived with the PONG that is awaited; 0: not asked about */
 };
 
 enum guest_file_kind { GUEST_FILE_READS, GUEST_FILE_WRITES, GUEST_FILE_LISTS, GUEST_FILE_WATCHES };
@@ -160,6 +163,7 @@ struct guest {
     int64_t last_heard;
     int64_t breaks[GUEST_BREAKS_MAX - 1]; /* times of the last ones; 0: none */
     uint64_t ping;                        /* token awaited; 0: none */
+    uint64_t stdin_ping;                  /* the same of the one that asks for stdin */
     uint32_t next_channel, next_request;
     int64_t late; /* bytes that may still come on channels given up */
     struct call *calls;
@@ -231,6 +235,10 @@ void guest_process_tell_rooms(struct guest *g);
 int guest_process_message(struct guest_process *p, const struct proto_message *m, const struct proto_frame *f,
                           const struct proto_fields *fields, const char **ret_why);
 void guest_process_pump(struct guest_process *p);
+/* Asks the agent for the stdin that owners want to hear of. After the pumping. */
+void guest_stdin_ask(struct guest *g);
+/* Whether the PONG was the answer to that. */
+bool guest_stdin_pong(struct guest *g, const struct proto_fields *f);
 void guest_process_link_gone(struct guest_process *p);
 void guest_process_free(struct guest_process *p);
 

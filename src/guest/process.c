@@ -270,6 +270,7 @@ void guest_process_link_gone(struct guest_process *p)
 {
     p->announced = p->attached = false;
     p->in_fin_sent = false;
+    p->in_pinged = 0;
     p->is_late = false;
     loop_timer_stop(&p->late);
 }
@@ -301,6 +302,79 @@ size_t guest_process_stdin(struct guest_process *p, const void *data, size_t n)
     p->in_short |= take < n;
     guest_flush_later(p->g);
     return take;
+}
+
+/* The end of stdin counts as one byte more: it has to arrive as well. */
+static uint64_t mark(uint64_t offset, bool fin)
+{
+    return offset + (fin ? 1 : 0);
+}
+
+bool guest_process_stdin_ask(struct guest_process *p, uint64_t *ret_mark)
+{
+    uint64_t wanted = mark(p->in_base + buf_len(&p->in), p->in_fin);
+    if (!p->g || p->ended || wanted <= p->in_arrived)
+        return false;
+    p->in_asked = wanted;
+    *ret_mark = wanted;
+    guest_flush_later(p->g);
+    return true;
+}
+
+static void arrived(struct guest_process *p, uint64_t at)
+{
+    if (!p->g || at <= p->in_arrived) /* a callback before this one may have released it */
+        return;
+    bool waits = p->in_asked > p->in_arrived;
+    p->in_arrived = at;
+    if (waits && p->events.stdin_arrived)
+        p->events.stdin_arrived(p->arg, at);
+}
+
+/* The agent tells by itself of large amounts only. It takes frames in order, so with the answer to a PING it
+ * has all that was sent before. One PING at a time, for all processes. */
+void guest_stdin_ask(struct guest *g)
+{
+    struct guest_process *p;
+    struct buf body;
+    bool due = false;
+    if (g->stdin_ping || g->link != LINK_READY)
+        return;
+    DL_FOREACH(g->processes, p)
+    {
+        uint64_t sent = mark(p->in_sent, p->in_fin_sent);
+        bool asks = p->attached && !p->ended && p->in_asked > p->in_arrived && sent >= p->in_asked;
+        p->in_pinged = asks ? sent : 0;
+        due = due || asks;
+    }
+    if (!due)
+        return;
+    id_random(&g->stdin_ping, sizeof(g->stdin_ping));
+    g->stdin_ping |= 1;
+    buf_init(&body, 64);
+    (void)proto_put_u64(&body, PROTO_F_TOKEN, g->stdin_ping);
+    if (!guest_send(g, PROTO_PING, 0, &body))
+        g->stdin_ping = 0;
+    buf_finish(&body);
+}
+
+bool guest_stdin_pong(struct guest *g, const struct proto_fields *f)
+{
+    if (!g->stdin_ping || proto_get_u64(f, PROTO_F_TOKEN, 0) != g->stdin_ping)
+        return false;
+    g->stdin_ping = 0;
+    for (struct guest_process *p = g->processes; p && !g->destroyed;) {
+        uint64_t at = p->in_pinged;
+        p->in_pinged = 0;
+        if (at > 0 && !p->ended) {
+            arrived(p, at);
+            p = g->processes; /* the list may be another after a callback */
+        } else {
+            p = p->next;
+        }
+    }
+    guest_flush_later(g); /* who has asked meanwhile */
+    return true;
 }
 
 size_t guest_process_unsent(const struct guest_process *p, const void **ret, bool *ret_close)
@@ -413,6 +487,7 @@ static int on_started(struct guest_process *p, const struct proto_fields *f, con
         tell_room(p); /* what had arrived before the link broke is known only now */
     else if (p->events.started)
         p->events.started(p->arg, proto_get_u32(f, PROTO_F_PID, 0));
+    arrived(p, has);
     return 0;
 }
 
@@ -451,6 +526,7 @@ static int on_window(struct guest_process *p, const struct proto_frame *f, const
     p->in_limit = w.limit;
     guest_flush_later(p->g);
     tell_room(p);
+    arrived(p, w.acked);
     return 0;
 }
 

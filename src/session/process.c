@@ -248,11 +248,19 @@ static void guest_stdin_room(void *arg)
     readers_stdin_room(p);
 }
 
+static void guest_stdin_arrived(void *arg, uint64_t mark)
+{
+    struct process *p = arg;
+    if (p->state != PROCESS_EXITED)
+        readers_stdin_arrived(p, mark);
+}
+
 static const struct guest_process_events guest_events = {
     .started = guest_started,
     .output = guest_output,
     .exited = guest_exited,
     .stdin_room = guest_stdin_room,
+    .stdin_arrived = guest_stdin_arrived,
 };
 
 /* --- the link --- */
@@ -441,6 +449,13 @@ int process_stdin_close(struct process *p, struct error *err)
         p->feeding = true; /* closed once there is a link, and what comes before is given */
     process_put(p);
     return 0;
+}
+
+bool process_stdin_waits(struct process *p, uint64_t *ret_mark)
+{
+    /* An end that waits for earlier input is in the record. */
+    bool asks = p->state == PROCESS_RUNNING && p->gp && !p->feeding;
+    return asks && guest_process_stdin_ask(p->gp, ret_mark);
 }
 
 static void signal_answered(void *arg, const struct error *err)

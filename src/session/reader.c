@@ -235,6 +235,18 @@ void readers_stdin_room(struct process *p)
     walk_end(p);
 }
 
+void readers_stdin_arrived(struct process *p, uint64_t mark)
+{
+    struct process_reader *r;
+    walk_begin(p);
+    DL_FOREACH(p->readers, r)
+    {
+        if (!r->closed && !r->over && r->events.stdin_arrived)
+            r->events.stdin_arrived(r->arg, mark);
+    }
+    walk_end(p);
+}
+
 void readers_interrupt(struct process *p, const char *reason, const char *message)
 {
     struct process_reader *r;

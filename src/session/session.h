@@ -110,6 +110,10 @@ int process_start(struct process *p, struct error *err);
 /* Input and control; ERROR_CONFLICT when the process has no open stdin, no pty, or is not running. */
 int process_stdin(struct process *p, const void *data, size_t n, size_t *ret_taken, struct error *err);
 int process_stdin_close(struct process *p, struct error *err);
+/* Whether the guest is still to say that it has the input (and its end) that was taken up to now:
+ * stdin_arrived of a reader tells of *ret_mark or more then. What it has outlives this program. False:
+ * nothing to wait for. */
+bool process_stdin_waits(struct process *p, uint64_t *ret_mark);
 /* Input that its client can no longer be told was not taken, because its sandbox is suspended or the client
  * is gone: kept, and given before any other, as far as it fits (1 MiB and 128 KiB in all). */
 void process_stdin_keep(struct process *p, const void *data, size_t n);
@@ -138,7 +142,8 @@ struct process_reader_events {
      * The owner closes the reader before it returns. With PROCESS_SUSPENDED everything journalled has been
      * given; with it and PROCESS_ROLLED_BACK the process goes on, at process_reader_offset. */
     void (*interrupted)(void *arg, const char *reason, const char *message);
-    void (*stdin_room)(void *arg); /* process_stdin took less before */
+    void (*stdin_room)(void *arg);                   /* process_stdin took less before */
+    void (*stdin_arrived)(void *arg, uint64_t mark); /* process_stdin_waits */
 };
 
 #define PROCESS_SUSPENDED "suspended"
@@ -152,7 +157,7 @@ int process_reader_open(struct process *p, uint64_t stdout_offset, uint64_t stde
                         const struct process_reader_events *events, void *arg, struct process_reader **ret,
                         struct error *err);
 void process_reader_pause(
-    struct process_reader *r); /* no callback but interrupted and stdin_room until resumed */
+    struct process_reader *r); /* no callback but interrupted and those of stdin until resumed */
 /* The next byte that it would be given; after a rollback at most the end that the stream has gone back to. */
 uint64_t process_reader_offset(const struct process_reader *r, enum guest_stream stream);
 void process_reader_resume(struct process_reader *r);

@@ -254,6 +254,7 @@ struct process_warm *stream_warm(struct process *p, unsigned i, uint64_t offset,
 void readers_output(struct process *p, unsigned i, uint64_t offset, const void *data, size_t n);
 void readers_pump_later(struct process *p);
 void readers_stdin_room(struct process *p);
+void readers_stdin_arrived(struct process *p, uint64_t mark);
 /* Their sandbox is suspended: they get what is journalled, then leave. */
 void readers_suspended(struct process *p);
 /* Its streams have gone back: they leave, to come back where it goes on. */

@@ -167,7 +167,7 @@ static void on_closed(void *arg, const struct error *err)
 static void begin(struct world *w, struct loop *l)
 {
     static const struct guest_events events = {on_ready, on_lost};
-    static const struct guest_process_events process = {NULL, on_output, on_exited, NULL};
+    static const struct guest_process_events process = {NULL, on_output, on_exited, NULL, NULL};
     static const struct guest_read_events reads = {NULL, on_data, on_done};
     static const struct guest_write_events writes = {NULL, on_written};
     static const struct guest_conn_events conn = {on_opened, on_came, on_end, NULL, on_closed};
@@ -195,7 +195,9 @@ static void begin(struct world *w, struct loop *l)
     (void)guest_conn_push(w->conn, "a request", 9);
     guest_conn_pump(w->conn);
     guest_sync(w->g, on_done, w);
+    uint64_t mark;
     (void)guest_process_stdin(w->p, "some input", 10);
+    (void)guest_process_stdin_ask(w->p, &mark);
     (void)guest_file_push(w->write, "some data", 9);
     guest_file_commit(w->write);
     guest_process_pump(w->p);

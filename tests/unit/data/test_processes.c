@@ -231,6 +231,37 @@ static void test_stdin(void **state)
     assert_int_equal(g->w->sb->busy, 0);
 }
 
+/* The answer is the guest's word: what it has is not lost with this program. */
+static void test_stdin_arrives(void **state)
+{
+    struct rig *g = *state;
+    struct attach_keys k;
+    struct guest_process *p = run(g, &k);
+    p->far = true;
+    struct client *c = request(g, "user", "POST", process_path(g, &k, "/stdin"), "", "abc", 3);
+    rig_until(g, p->input_n == 3);
+    p->events.stdin_arrived(p->arg, 2);
+    for (unsigned i = 0; i < 10; i++)
+        client_poll(g, c);
+    assert_int_equal(buf_len(&c->in), 0);
+    p->events.stdin_arrived(p->arg, 3);
+    struct answer a = answer_of(g, c);
+    assert_int_equal(a.status, 204);
+    answer_free(&a);
+    /* The end is waited for as well; the end of the process is an end of the waiting. */
+    c = request(g, "user", "POST", process_path(g, &k, "/stdin?close=1"), "", "", 0);
+    rig_until(g, p->input_closed);
+    p->events.stdin_arrived(p->arg, 3);
+    for (unsigned i = 0; i < 10; i++)
+        client_poll(g, c);
+    assert_int_equal(buf_len(&c->in), 0);
+    fake_exit(p, 0);
+    a = answer_of(g, c);
+    assert_int_equal(a.status, 204);
+    answer_free(&a);
+    assert_int_equal(g->w->sb->busy, 0);
+}
+
 /* The process ends in the middle of its input. */
 static void test_stdin_ends(void **state)
 {
@@ -279,6 +310,7 @@ int main(void)
         T(test_signal),
         T(test_signal_to_a_forgotten_process),
         T(test_stdin),
+        T(test_stdin_arrives),
         T(test_stdin_ends),
         T(test_sessions_refused),
     };

@@ -132,7 +132,8 @@ static void feed_stdin(void *arg)
     guest_process_stdin_close(p->p);
 }
 
-static const struct guest_process_events process_events = {on_started, on_output, on_exited, feed_stdin};
+static const struct guest_process_events process_events = {on_started, on_output, on_exited, feed_stdin,
+                                                           NULL};
 
 static void start(struct run *r, struct proc *p, struct guest_exec *e)
 {

@@ -183,7 +183,7 @@ static void on_room(void *arg)
     (void)arg;
 }
 
-static const struct guest_process_events process_events = {on_started, on_output, on_exited, on_room};
+static const struct guest_process_events process_events = {on_started, on_output, on_exited, on_room, NULL};
 
 static void start(struct box *b, struct proc *p, const char *text)
 {

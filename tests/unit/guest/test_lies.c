@@ -38,6 +38,8 @@ struct liar {
     bool destroy_in_output;
     bool takes;     /* all output is kept at once */
     uint32_t other; /* the channel of what is put next; 0: the first */
+    uint64_t mark;  /* of stdin that has arrived */
+    unsigned marks;
 };
 
 static void on_ready(struct guest *g, void *arg)
@@ -197,10 +199,17 @@ static void on_exited(void *arg, const struct guest_result *result)
     ((struct liar *)arg)->exited++;
 }
 
+static void on_arrived(void *arg, uint64_t mark)
+{
+    struct liar *l = arg;
+    l->mark = mark;
+    l->marks++;
+}
+
 static void start_process(struct liar *l)
 {
-    static const struct guest_process_events events = {NULL, on_output, on_exited, NULL};
-    struct guest_exec x = {.argv = (const char *const[]){"true", NULL}};
+    static const struct guest_process_events events = {NULL, on_output, on_exited, NULL, on_arrived};
+    struct guest_exec x = {.argv = (const char *const[]){"true", NULL}, .stdin_open = true};
     struct error e = ERROR_INIT;
     id_new("pr", x.process_id);
     assert_int_equal(guest_process_start(l->g, &x, &events, l, &l->p, &e), 0);
@@ -338,13 +347,18 @@ static void put_strange_reason(struct liar *l)
     put_exit(l, 17, 0);
 }
 
-static void put_pong(struct liar *l)
+static void put_pong_to(struct liar *l, uint64_t token)
 {
     struct buf b;
     buf_init(&b, 64);
-    (void)proto_put_u64(&b, PROTO_F_TOKEN, 1);
+    (void)proto_put_u64(&b, PROTO_F_TOKEN, token);
     (void)proto_send(&l->out, l->tag, PROTO_PONG, 0, buf_head(&b), buf_len(&b));
     buf_finish(&b);
+}
+
+static void put_pong(struct liar *l)
+{
+    put_pong_to(l, 1);
 }
 
 static void put_reply(struct liar *l)
@@ -656,6 +670,100 @@ static void a_release_waits_for_company(void **state)
     assert_true(ms < 15);
 }
 
+/* The token of the next PING among the host's frames, and how much stdin stands before it; 0: none came. */
+static uint64_t next_ping(struct liar *l, uint64_t *ret_input, bool *ret_fin)
+{
+    int64_t limit = clock_mono_ns() + 2 * CLOCK_NS_PER_S;
+    struct proto_frame f;
+    struct proto_fields fields;
+    struct proto_data d;
+    const char *why;
+    while (clock_mono_ns() < limit) {
+        if (proto_frame_parse(buf_head(&l->in), buf_len(&l->in), l->tag, PROTO_FROM_HOST, PROTO_UP, &f,
+                              &why) != PROTO_WHOLE) {
+            turn(l);
+            continue;
+        }
+        if (f.type == PROTO_DATA && proto_data_get(&f, &d) == 0) {
+            *ret_input = d.offset + d.n;
+            *ret_fin |= d.fin;
+        }
+        uint64_t token = 0;
+        if (f.type == PROTO_PING &&
+            proto_fields_check(proto_message(f.type), f.payload, f.length, &fields, &why) == 0)
+            token = proto_get_u64(&fields, PROTO_F_TOKEN, 0);
+        buf_consume(&l->in, f.length + PROTO_OVERHEAD);
+        if (token)
+            return token;
+    }
+    return 0;
+}
+
+static void give_stdin(struct liar *l, size_t n)
+{
+    static const unsigned char bytes[4096];
+    while (n > 0) {
+        size_t part = n < sizeof(bytes) ? n : sizeof(bytes);
+        assert_int_equal(guest_process_stdin(l->p, bytes, part), part);
+        n -= part;
+    }
+}
+
+/* That stdin has arrived is told when the agent has it, not when it has left: to the byte, and its end. */
+static void arrived_is_what_the_agent_has(void **state)
+{
+    (void)state;
+    struct liar l;
+    uint64_t mark = 0, input = 0, token;
+    bool fin = false;
+    begin(&l, 0, 60000);
+    greet(&l);
+    start_process(&l);
+    for (int k = 0; k < 3; k++)
+        turn(&l);
+    assert_false(guest_process_stdin_ask(l.p, &mark)); /* nothing was given */
+    put_started(&l, 0, 1000);
+    flush(&l);
+    give_stdin(&l, 3000);
+    assert_true(guest_process_stdin_ask(l.p, &mark));
+    assert_int_equal(mark, 3000);
+    assert_int_equal(next_ping(&l, &input, &fin), 0); /* there is no credit for all of it */
+    assert_int_equal(input, 1000);
+    put_window(&l, 1000, 5000);
+    flush(&l);
+    token = next_ping(&l, &input, &fin);
+    assert_true(token != 0 && input == 3000 && l.mark < 3000);
+    /* What is asked while a PING is out waits for the next. */
+    give_stdin(&l, 10);
+    guest_process_stdin_close(l.p);
+    assert_true(guest_process_stdin_ask(l.p, &mark));
+    assert_int_equal(mark, 3011);
+    put_pong_to(&l, token);
+    flush(&l);
+    token = next_ping(&l, &input, &fin);
+    assert_true(token != 0 && input == 3010 && fin);
+    assert_int_equal(l.mark, 3000);
+    /* The link breaks before the answer: whether the end arrived is asked again. */
+    (void)shutdown(l.fd, SHUT_RDWR);
+    greet(&l);
+    put_started(&l, 3010, 5000);
+    flush(&l);
+    fin = false;
+    token = next_ping(&l, &input, &fin);
+    assert_true(token != 0 && fin && l.mark == 3010);
+    put_pong_to(&l, token);
+    flush(&l);
+    unsigned told = l.marks;
+    for (int k = 0; k < 50 && l.mark < 3011; k++)
+        turn(&l);
+    assert_int_equal(l.mark, 3011);
+    assert_false(guest_process_stdin_ask(l.p, &mark));
+    assert_true(l.marks <= told + 1);
+    assert_int_equal(l.lost, 1);
+    guest_process_release(l.p);
+    end(&l);
+}
+
 /* The owner may tear everything down from inside a callback, with more input behind it. */
 static void destroyed_from_a_callback(void **state)
 {
@@ -801,6 +909,7 @@ int main(void)
         cmocka_unit_test(a_silent_agent_is_lost),
         cmocka_unit_test(a_result_is_told_once),
         cmocka_unit_test(a_release_waits_for_company),
+        cmocka_unit_test(arrived_is_what_the_agent_has),
         cmocka_unit_test(destroyed_from_a_callback),
         cmocka_unit_test(late_bytes_are_bounded),
         cmocka_unit_test(fast_output_is_acknowledged_in_large_steps),

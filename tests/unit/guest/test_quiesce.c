@@ -257,7 +257,7 @@ static void on_room(void *arg)
     ((struct world *)arg)->rooms++;
 }
 
-static const struct guest_process_events process_events = {NULL, on_output, on_exited, on_room};
+static const struct guest_process_events process_events = {NULL, on_output, on_exited, on_room, NULL};
 
 static void start(struct world *w)
 {

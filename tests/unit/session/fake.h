@@ -25,6 +25,7 @@ struct guest_process {
     size_t input_n, input_max; /* at most input_max bytes are taken */
     bool input_closed;
     size_t unsent; /* the last bytes of the input are still in the link's queue */
+    bool far;      /* what is given is on its way until the test says that it has arrived */
     unsigned input_closes;
     int signal;
     bool signal_tree;

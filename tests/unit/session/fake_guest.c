@@ -151,6 +151,12 @@ size_t guest_process_stdin(struct guest_process *p, const void *data, size_t n)
     return n;
 }
 
+bool guest_process_stdin_ask(struct guest_process *p, uint64_t *ret_mark)
+{
+    *ret_mark = p->input_n + (p->input_closed ? 1 : 0);
+    return p->far && !p->exited;
+}
+
 size_t guest_process_unsent(const struct guest_process *p, const void **ret, bool *ret_close)
 {
     *ret = p->input + (p->input_n - p->unsent);
