@@ -1,9 +1,8 @@
 """The disk below the state directory is full: nothing is lost for good, and space that comes back is enough."""
 import errno
 import os
-import subprocess
 
-from harness import server
+from harness import disk, server
 from harness.case import SpaceTest, limit
 
 
@@ -11,18 +10,7 @@ class DiskFull(SpaceTest):
     """A state directory on a small file system of its own."""
 
     def setUp(self):
-        self.base = server.temporary()
-        self.addCleanup(os.rmdir, self.base)
-        image, self.disk = self.base + ".img", os.path.join(self.base, "disk")
-        self.addCleanup(os.unlink, image)
-        with open(image, "wb") as out:
-            out.truncate(1200 << 20)
-        os.mkdir(self.disk)
-        self.addCleanup(os.rmdir, self.disk)
-        for command in (["mkfs.ext4", "-q", "-m", "0", image], ["mount", "-o", "loop", image, self.disk]):
-            subprocess.run(command, check=True)
-        self.addCleanup(subprocess.run, ["umount", self.disk], check=True)
-        os.chmod(self.disk, 0o755)
+        self.disk = disk.mounted(self, ["mkfs.ext4", "-q", "-m", "0"], 1200 << 20)
         config = {"warm_per_golden": 0, "default_memory_mib": 128, "default_disk_mib": 256, "pool_size_mib": 700}
         self.server = server.Server(config=config, state_dir=os.path.join(self.disk, "state"))
         self.addCleanup(self.server.close)
