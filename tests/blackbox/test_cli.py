@@ -3,6 +3,7 @@ import json
 import os
 import pty
 import select
+import shutil
 import signal
 import subprocess
 import time
@@ -185,6 +186,16 @@ class Objects(Cli, SpaceTest):
         self.space("template", "build", "cli-made:v1", "--tar", archive)
         out = self.space("run", "-t", "cli-made:v1", "--", "cat", "/etc/from")
         self.assertEqual(out, b"cli\n")
+        # The same from a directory, with another file in it.
+        tree = os.path.join(self.server.base, "cli-tree")
+        self.addCleanup(shutil.rmtree, tree)
+        os.mkdir(tree)
+        subprocess.run(["tar", "xf", archive, "-C", tree], check=True)
+        with open(os.path.join(tree, "etc", "from"), "w", encoding="ascii") as out:
+            out.write("a directory\n")
+        self.space("template", "build", "cli-made:v2", "--dir", tree)
+        self.assertEqual(self.space("run", "-t", "cli-made:v2", "--", "cat", "/etc/from"), b"a directory\n")
+        self.assertEqual(self.space("run", "-t", "cli-made:v1", "--", "cat", "/etc/from"), b"cli\n")
         self.space("template", "rm", "cli-made")
         self.space("run", "-t", "cli-made:v1", "--", "true", code=3)
 
