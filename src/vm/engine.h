@@ -30,6 +30,15 @@ enum vm_op {
 
 struct vm_refusal;
 
+/* A look at the console under way. The engine's own begins with it. */
+struct vm_look {
+    struct vm_look *prev, *next;
+    struct vm *vm;
+    vm_console_done done;
+    void *arg;
+    struct loop_deferred deferred; /* the engine's, for an answer at the end of the turn */
+};
+
 struct vm {
     struct vm_engine *engine;
     struct vm_spec spec;
@@ -50,9 +59,10 @@ struct vm {
     struct loop_deferred answer;
 
     struct vm_refusal *refusals; /* calls refused at once, to be answered at the end of the turn */
-    bool reset;                  /* the guest has reset itself */
-    bool *destroyed;             /* set by vm_destroy during a callback */
-    void *priv;                  /* the engine's */
+    struct vm_look *looks;
+    bool reset;      /* the guest has reset itself */
+    bool *destroyed; /* set by vm_destroy during a callback */
+    void *priv;      /* the engine's */
 };
 
 struct vm_engine {
@@ -78,8 +88,9 @@ bool vm_state_allows(enum vm_state from, enum vm_state to);
 /* Moves a VM to a state. False (and nothing changes) when the table does not allow it. */
 bool vm_set_state(struct vm *vm, enum vm_state to);
 
-/* For engines: the process has ended. Fails what is in flight with ERROR_GONE, then tells the owner, who
- * may destroy the VM in either callback: touch nothing afterwards. */
+/* For engines: the process has ended. Answers what is in flight, a save that has come to VM_SAVED with
+ * success and all else with ERROR_GONE, then tells the owner, who may destroy the VM in each callback: touch
+ * nothing afterwards. */
 void vm_exited(struct vm *vm, const char *why);
 
 /* For engines: an empty engine with its common fields set; ERROR_NO_MEMORY. */
@@ -97,22 +108,27 @@ uint64_t vm_cpu_features(void);
 #define VM_CPU_TSC "tsc"
 void vm_cpu_word(bool kvm, char to[17]);
 
-/* started.c. The last line that is not empty of what a VMM has printed. */
-void vm_last_words(const char *path, char *to, size_t size);
+/* look.c. A look in `size` bytes of zeros that begin with a struct vm_look. It lives until it is answered, at
+ * the latest by vm_exited, or the VM is destroyed. */
+void *vm_look_new(struct vm *vm, size_t size, vm_console_done done, void *arg);
+
+/* Answers once, and frees the look after that: the text may be a part of it. Not from inside of the engine's
+ * call: vm_console answers later. */
+void vm_look_answer(struct vm_look *l, const struct error *err, const char *text);
+
+/* Answers at the end of the turn that the VMM is not running. */
+void vm_look_refuse(struct vm_look *l);
+
+/* Frees all looks without an answer. */
+void vm_looks_drop(struct vm *vm);
 
 /* A byte of a guest's console as text: itself when it is plain, else '?'. Carriage returns are left out
  * before. */
 char vm_plain(unsigned char byte);
 
-/* The version behind the words `before` in what `program --version` prints. ERROR_NOT_FOUND: there is no such
- * program; ERROR_UNAVAILABLE: it tells none. */
+/* program.c. The version behind the words `before` in what `program --version` prints. ERROR_NOT_FOUND: there
+ * is no such program; ERROR_UNAVAILABLE: it tells none. */
 int vm_program_version(const char *program, const char *before, char *to, size_t size, struct error *err);
-
-/* Whether the VMM found or started is of this kind; ERROR_INCOMPATIBLE. */
-int vm_check_kind(const struct broker_vmm_info *info, enum broker_vmm_kind kind, struct error *err);
-
-/* The request that starts this VM; points into vm. */
-void vm_broker_spec(const struct vm *vm, enum broker_vmm_kind kind, struct broker_vmm *ret);
 
 /* firecracker_engine.c. program: its path. ERROR_UNSUPPORTED without KVM or with a version that is too old,
  * ERROR_NOT_FOUND when there is none: each says what to do. */

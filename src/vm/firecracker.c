@@ -6,7 +6,6 @@
  * before a VM that was paused runs again it is asked for its device state once more, though nobody wants it:
  * only that tells the guest to give up its connections, and without it the guest's socket device answers
  * nobody from then on. */
-#include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
@@ -43,12 +42,6 @@ struct fc_step {
     enum step_kind kind;
     const char *method, *path;
     json_t *(*body)(const struct vm *vm);
-};
-
-/* A broker request whose answer may come after the VM is destroyed. */
-struct fc_start {
-    struct vm *vm; /* NULL: destroyed meanwhile */
-    bool kill;     /* vm_kill was called before the answer */
 };
 
 #define VERSION                               \
@@ -98,23 +91,11 @@ static const struct fc_step no_steps[] = {END};
 
 static void run_step(struct vm *vm);
 
-static void ignore_done(void *arg, const struct error *err)
-{
-    (void)arg;
-    if (err)
-        LOG(LOG_WARN, "cannot kill a VMM", "error=" LOG_Q, err->message);
-}
-
 static void finish_op(struct vm *vm, const struct error *err)
 {
     struct fc *q = vm->priv;
-    vm_done done = q->done;
-    loop_timer_stop(&q->timer);
-    if (q->state_fd >= 0)
-        (void)close(TAKE_FD(q->state_fd));
     q->step = NULL;
-    q->done = NULL;
-    done(q->done_arg, err);
+    vm_started_finish(vm, err);
 }
 
 static void next_step(struct vm *vm)
@@ -124,52 +105,13 @@ static void next_step(struct vm *vm)
     run_step(vm);
 }
 
-/* --- the end of the process --- */
-
-static void on_process_end(struct loop_fd *w, uint32_t events)
+static void on_process_end(struct vm *vm, const char *line)
 {
-    struct vm *vm = w->arg;
     struct fc *q = vm->priv;
-    char why[sizeof(q->last_words)] = "";
-    char line[200] = "";
-    (void)events;
-    loop_fd_stop(&q->pid_watch);
-    loop_timer_stop(&q->timer);
+    q->step = NULL;
     fc_api_destroy(TAKE(q->api));
-    vm_last_words(q->log, line, sizeof(line));
-    if (q->last_words[0])
-        (void)str_copy(why, sizeof(why), q->last_words);
-    else if (strstr(line, "exit_code=0"))
-        (void)str_copy(why, sizeof(why), "the guest's kernel ended");
-    else if (line[0])
-        (void)snprintf(why, sizeof(why), "Firecracker: %s", line);
-    else
-        (void)str_copy(why, sizeof(why), "the VMM process was killed or crashed");
-    if (vm->state == VM_SAVED && q->done) {
-        bool destroyed = false;
-        vm->destroyed = &destroyed;
-        finish_op(vm, NULL);
-        if (destroyed)
-            return;
-        vm->destroyed = NULL;
-    }
-    vm_exited(vm, why);
-}
-
-static void end_process(struct vm *vm)
-{
-    struct fc *q = vm->priv;
-    if (q->start)
-        q->start->kill = true;
-    else
-        broker_vmm_kill(vm->engine->broker, vm->spec.sandbox_id, ignore_done, NULL);
-}
-
-static void op_kill(struct vm *vm)
-{
-    struct fc *q = vm->priv;
-    (void)str_copy(q->last_words, sizeof(q->last_words), "killed on request");
-    end_process(vm);
+    if (!q->vmm.last_words[0] && strstr(line, "exit_code=0"))
+        (void)str_copy(q->vmm.last_words, sizeof(q->vmm.last_words), "the guest's kernel ended");
 }
 
 /* --- steps --- */
@@ -208,12 +150,8 @@ static int take_status(struct vm *vm, const json_t *body, struct error *err)
 static void step_failed(struct vm *vm, const struct error *err)
 {
     struct fc *q = vm->priv;
-    /* A VMM of our own that cannot be brought up is of no use to anyone. */
-    if (vm->op == VM_OP_LAUNCH) {
-        (void)str_copy(q->last_words, sizeof(q->last_words), err->message);
-        end_process(vm);
-    }
-    finish_op(vm, err);
+    q->step = NULL;
+    vm_started_fail(vm, err);
 }
 
 static void on_reply(void *arg, const struct error *err, const json_t *body)
@@ -225,7 +163,7 @@ static void on_reply(void *arg, const struct error *err, const json_t *body)
         return;
     if (err && err->code == ERROR_GONE) {
         /* The end of the process answers the operation; one that has only hung up is ended. */
-        loop_timer_start(&q->timer, GONE_TIMEOUT_MS);
+        loop_timer_start(&q->vmm.timer, GONE_TIMEOUT_MS);
         return;
     }
     if (q->step->kind == STEP_DEVICES) {
@@ -254,16 +192,12 @@ static void on_reply(void *arg, const struct error *err, const json_t *body)
 
 static void on_memory(void *arg, const struct error *err)
 {
-    struct fc_start *s = arg; /* the same shape: a VM that may be destroyed meanwhile */
-    struct vm *vm = s->vm;
-    bool kill = s->kill;
-    free(s);
+    struct vm *vm = vm_request_over(arg);
     if (!vm)
         return;
-    struct fc *q = vm->priv;
-    q->start = NULL;
-    if (kill)
-        end_process(vm);
+    const struct fc *q = vm->priv;
+    if (q->vmm.kill)
+        vm_started_end(vm);
     if (!q->step)
         return;
     if (err)
@@ -275,17 +209,14 @@ static void on_memory(void *arg, const struct error *err)
 /* The guest's memory into the golden's file, while the VMM still has it. */
 static void take_memory(struct vm *vm)
 {
-    struct fc *q = vm->priv;
-    struct fc_start *s = calloc(1, sizeof(*s));
-    if (!s) {
+    struct vm_request *r = vm_request_new(vm);
+    if (!r) {
         struct error err = ERROR_INIT;
         (void)error_set(&err, ERROR_NO_MEMORY, "out of memory");
         finish_op(vm, &err);
         return;
     }
-    s->vm = vm;
-    q->start = s;
-    broker_golden_capture(vm->engine->broker, vm->spec.golden_key, vm->spec.sandbox_id, on_memory, s);
+    broker_golden_capture(vm->engine->broker, vm->spec.golden_key, vm->spec.sandbox_id, on_memory, r);
 }
 
 static void on_end_timeout(struct loop_timer *t)
@@ -293,8 +224,8 @@ static void on_end_timeout(struct loop_timer *t)
     struct vm *vm = t->arg;
     struct fc *q = vm->priv;
     if (vm->state != VM_SAVED) /* else how it ends does not matter */
-        (void)str_copy(q->last_words, sizeof(q->last_words), "it closed its control interface");
-    end_process(vm);
+        (void)str_copy(q->vmm.last_words, sizeof(q->vmm.last_words), "it closed its control interface");
+    vm_started_end(vm);
 }
 
 static unsigned timeout_of(const struct fc_step *s)
@@ -308,7 +239,7 @@ static void take_state(struct vm *vm)
 {
     struct fc *q = vm->priv;
     struct error err = ERROR_INIT;
-    if (fc_state_take(q->run_fd, q->state_fd, &err) < 0)
+    if (fc_state_take(q->vmm.run_fd, q->vmm.state_fd, &err) < 0)
         finish_op(vm, &err);
     else
         next_step(vm);
@@ -338,8 +269,8 @@ static void run_step(struct vm *vm)
         return;
     case STEP_KILL:
         (void)vm_set_state(vm, VM_SAVED);
-        loop_timer_start(&q->timer, EXIT_TIMEOUT_MS);
-        end_process(vm);
+        loop_timer_start(&q->vmm.timer, EXIT_TIMEOUT_MS);
+        vm_started_end(vm);
         return;
     }
 }
@@ -347,31 +278,13 @@ static void run_step(struct vm *vm)
 static void run(struct vm *vm, const struct fc_step *steps, vm_done done, void *arg)
 {
     struct fc *q = vm->priv;
-    q->done = done;
-    q->done_arg = arg;
-    q->step = steps;
-    if (!q->api) {
-        struct error err = ERROR_INIT;
-        (void)error_set(&err, ERROR_GONE, "the VMM's control interface is closed");
-        finish_op(vm, &err);
+    if (!vm_started_op(vm, q->api != NULL, done, arg))
         return;
-    }
+    q->step = steps;
     run_step(vm);
 }
 
 /* --- operations --- */
-
-static bool keep_state_fd(struct vm *vm, int state_fd, vm_done done, void *arg)
-{
-    struct fc *q = vm->priv;
-    struct error err = ERROR_INIT;
-    q->state_fd = fcntl(state_fd, F_DUPFD_CLOEXEC, 3); /* its turn comes after this call */
-    if (q->state_fd >= 0)
-        return true;
-    (void)error_errno(&err, ERROR_INTERNAL, errno, "duplicate the state file's descriptor");
-    done(arg, &err);
-    return false;
-}
 
 static void op_load(struct vm *vm, int state_fd, vm_done done, void *arg)
 {
@@ -381,7 +294,7 @@ static void op_load(struct vm *vm, int state_fd, vm_done done, void *arg)
 
 static void op_save(struct vm *vm, int state_fd, vm_done done, void *arg)
 {
-    if (keep_state_fd(vm, state_fd, done, arg))
+    if (vm_started_keep(vm, state_fd, done, arg))
         run(vm, vm->state == VM_PAUSED ? save_paused_steps : save_steps, done, arg);
 }
 
@@ -398,7 +311,7 @@ static void op_save_devices(struct vm *vm, int state_fd, vm_done done, void *arg
         done(arg, &err);
         return;
     }
-    if (keep_state_fd(vm, state_fd, done, arg))
+    if (vm_started_keep(vm, state_fd, done, arg))
         run(vm, devices_steps, done, arg);
 }
 
@@ -418,28 +331,14 @@ static void op_pause(struct vm *vm, vm_done done, void *arg)
 
 /* --- start and adoption --- */
 
-static int watch_process(struct vm *vm, const struct broker_vmm_info *info, struct error *err)
+static int connect_channel(struct vm *vm, const struct broker_vmm_info *info, struct error *err)
 {
     struct fc *q = vm->priv;
-    q->pidfd = info->pidfd;
-    q->run_fd = info->run_fd;
-    int rc = vm_check_kind(info, BROKER_VMM_FIRECRACKER, err);
-    if (rc < 0)
-        return rc;
-    vm->pid = info->pid;
+    (void)info;
     vm->agent_port = PROTO_VSOCK_PORT;
-    (void)snprintf(vm->agent_socket, sizeof(vm->agent_socket), "/proc/self/fd/%d/" AGENT_SOCKET, q->run_fd);
-    (void)str_copy(q->log, sizeof(q->log), info->log);
-    rc = loop_fd_start(vm->engine->loop, &q->pid_watch, q->pidfd, EPOLLIN, on_process_end, vm, err);
-    return rc < 0 ? rc : fc_api_create(vm->engine->loop, q->run_fd, API_SOCKET, &q->api, err);
-}
-
-static void close_info(const struct broker_vmm_info *info)
-{
-    if (info->pidfd >= 0)
-        (void)close(info->pidfd);
-    if (info->run_fd >= 0)
-        (void)close(info->run_fd);
+    (void)snprintf(vm->agent_socket, sizeof(vm->agent_socket), "/proc/self/fd/%d/" AGENT_SOCKET,
+                   q->vmm.run_fd);
+    return fc_api_create(vm->engine->loop, q->vmm.run_fd, API_SOCKET, &q->api, err);
 }
 
 static const struct fc_step *first_steps(const struct vm *vm)
@@ -449,62 +348,25 @@ static const struct fc_step *first_steps(const struct vm *vm)
     return vm->spec.boot == VM_BOOT_RESTORE || vm->spec.boot == VM_BOOT_SNAPSHOT ? wait_steps : boot_steps;
 }
 
-static void on_started(void *arg, const struct error *err, const struct broker_vmm_info *info)
+static void first_step(struct vm *vm)
 {
-    struct fc_start *s = arg;
-    struct vm *vm = s->vm;
-    bool kill = s->kill;
-    free(s);
-    if (!vm) { /* destroyed meanwhile; the VMM stays, as with any vm_destroy */
-        if (!err)
-            close_info(info);
-        return;
-    }
     struct fc *q = vm->priv;
-    struct error failure = ERROR_INIT;
-    q->start = NULL;
-    if (err) {
-        finish_op(vm, err);
-        return;
-    }
-    if (watch_process(vm, info, &failure) < 0) {
-        step_failed(vm, &failure);
-        return;
-    }
-    if (kill)
-        end_process(vm);
     q->step = first_steps(vm);
     run_step(vm);
 }
 
-/* The private part and the request; false: out of memory, answered. */
-static bool prepare_start(struct vm *vm, vm_done done, void *arg)
-{
-    struct fc *q = calloc(1, sizeof(*q));
-    struct fc_start *s = calloc(1, sizeof(*s));
-    if (!q || !s) {
-        free(q);
-        free(s);
-        struct error err = ERROR_INIT;
-        (void)error_set(&err, ERROR_NO_MEMORY, "out of memory");
-        done(arg, &err);
-        return false;
-    }
-    s->vm = vm;
-    q->start = s;
-    q->pidfd = -1;
-    q->run_fd = -1;
-    q->state_fd = -1;
-    q->done = done;
-    q->done_arg = arg;
-    loop_timer_init(vm->engine->loop, &q->timer, on_end_timeout, vm);
-    vm->priv = q;
-    return true;
-}
+static const struct vm_started_kind firecracker_kind = {
+    .kind = BROKER_VMM_FIRECRACKER,
+    .program = "Firecracker",
+    .size = sizeof(struct fc),
+    .connect = connect_channel,
+    .begin = first_step,
+    .ended = on_process_end,
+    .late = on_end_timeout,
+};
 
 static void op_launch(struct vm *vm, vm_done done, void *arg)
 {
-    struct broker_vmm vmm;
     struct error err = ERROR_INIT;
     if (vm->spec.shape.memory_mib > FIRECRACKER_MEMORY_MIB) {
         (void)error_field(&err, ERROR_UNSUPPORTED, "resources.memory_mib",
@@ -513,16 +375,12 @@ static void op_launch(struct vm *vm, vm_done done, void *arg)
         done(arg, &err);
         return;
     }
-    if (!prepare_start(vm, done, arg))
-        return;
-    vm_broker_spec(vm, BROKER_VMM_FIRECRACKER, &vmm);
-    broker_vmm_start(vm->engine->broker, &vmm, on_started, ((struct fc *)vm->priv)->start);
+    vm_started_launch(vm, &firecracker_kind, done, arg);
 }
 
 static void op_adopt(struct vm *vm, vm_done done, void *arg)
 {
-    if (prepare_start(vm, done, arg))
-        broker_vmm_adopt(vm->engine->broker, vm->spec.sandbox_id, on_started, ((struct fc *)vm->priv)->start);
+    vm_started_adopt(vm, &firecracker_kind, done, arg);
 }
 
 static void op_destroy(struct vm *vm)
@@ -530,18 +388,9 @@ static void op_destroy(struct vm *vm)
     struct fc *q = vm->priv;
     if (!q)
         return;
-    if (q->start)
-        q->start->vm = NULL;
-    fc_console_drop(vm);
-    loop_fd_stop(&q->pid_watch);
-    loop_timer_stop(&q->timer);
     fc_api_destroy(q->api);
-    const int fds[] = {q->pidfd, q->run_fd, q->state_fd};
-    for (size_t i = 0; i < ARRAY_LEN(fds); i++)
-        if (fds[i] >= 0)
-            (void)close(fds[i]);
     free(q->seen);
-    free(TAKE(vm->priv));
+    vm_started_free(vm);
 }
 
 const struct vm_engine_ops vm_firecracker_ops = {
@@ -555,6 +404,6 @@ const struct vm_engine_ops vm_firecracker_ops = {
     .save_devices = op_save_devices,
     .limit = fc_limit,
     .console = fc_console,
-    .kill = op_kill,
+    .kill = vm_started_kill,
     .destroy = op_destroy,
 };

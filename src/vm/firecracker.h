@@ -1,46 +1,24 @@
 /* Inside of the Firecracker engine: what its files share. */
 #pragma once
 
-#include "vm/engine.h"
 #include "vm/firecracker_api.h"
+#include "vm/started.h"
 
 #define FC_STATE_MAX (10U << 20) /* Firecracker itself reads no more */
 
 struct fc_step;
-struct fc_start;
-
-/* One look at the console under way. */
-struct fc_console {
-    struct fc_console *prev, *next;
-    struct vm *vm;
-    vm_console_done done;
-    void *arg;
-    struct loop_deferred deferred;
-    bool listed; /* in its VM's private part */
-};
 
 /* Engine-private part of a struct vm. */
 struct fc {
-    struct fc_start *start; /* broker request in flight */
-    struct fc_api *api;     /* NULL before the start and after the end */
-    int run_fd;             /* the directory the VMM can write; -1 before the start */
-    int pidfd;
-    struct loop_fd pid_watch;
-    struct loop_timer timer; /* deadline of its end, which is expected */
-    char log[200];
-    char last_words[256]; /* why it will end, where that is known beforehand */
-    char version[32];     /* this one's: it may be older than the program that is there now */
-
-    vm_done done; /* of the operation in flight */
-    void *done_arg;
-    const struct fc_step *step;
-    int state_fd; /* owned during a save; -1 else */
+    struct vm_started vmm;      /* first */
+    struct fc_api *api;         /* NULL before the start and after the end */
+    char version[32];           /* this one's: it may be older than the program that is there now */
+    const struct fc_step *step; /* of the operation in flight */
 
     /* The guest will be told that its connections are gone when it runs again. Without that nobody reaches it
      * any more after a pause. */
     bool reset_sent;
 
-    struct fc_console *consoles;
     char *seen; /* owned: what the last look at the console found */
     size_t seen_n;
 };
@@ -64,9 +42,6 @@ void fc_console(struct vm *vm, vm_console_done done, void *arg);
 
 /* What of a log is new since `seen` was the end of it. */
 const char *fc_console_new(const char *seen, size_t seen_n, const char *text, size_t n);
-
-/* Frees console requests without answering. */
-void fc_console_drop(struct vm *vm);
 
 /* firecracker_body.c: bodies of requests; NULL without memory. */
 json_t *fc_body_machine(const struct vm *vm);

@@ -70,7 +70,7 @@ static void on_firecracker_told(void *arg, const struct error *err, const json_t
     struct vm *vm = arg;
     (void)body;
     if (err && err->code == ERROR_GONE) /* one that has only hung up is ended; its end answers */
-        loop_timer_start(&((struct fc *)vm->priv)->timer, GONE_TIMEOUT_MS);
+        loop_timer_start(&((struct fc *)vm->priv)->vmm.timer, GONE_TIMEOUT_MS);
     else
         told(vm, err);
 }

@@ -1,7 +1,6 @@
 /* The QEMU engine: drives one VMM process per VM through the broker (start, end) and QMP (all else). */
 #include <errno.h>
 #include <fcntl.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -25,81 +24,22 @@ struct qemu_step {
     json_t *(*args)(const struct qemu *q);
 };
 
-/* A broker request whose answer may come after the VM is destroyed. */
-struct qemu_start {
-    struct vm *vm; /* NULL: destroyed meanwhile */
-    bool kill;     /* vm_kill was called before the answer */
-};
-
 static void next_step(struct vm *vm);
-
-static void ignore_done(void *arg, const struct error *err)
-{
-    (void)arg;
-    if (err)
-        LOG(LOG_WARN, "cannot kill a VMM", "error=" LOG_Q, err->message);
-}
 
 static void finish_op(struct vm *vm, const struct error *err)
 {
     struct qemu *q = vm->priv;
-    vm_done done = q->done;
-    loop_timer_stop(&q->timer);
-    if (q->state_fd >= 0)
-        (void)close(TAKE_FD(q->state_fd));
     q->fdset = -1;
     q->step = NULL;
-    q->done = NULL;
-    done(q->done_arg, err);
+    vm_started_finish(vm, err);
 }
 
-/* --- the end of the process --- */
-
-static void on_process_end(struct loop_fd *w, uint32_t events)
+static void on_process_end(struct vm *vm, const char *line)
 {
-    struct vm *vm = w->arg;
     struct qemu *q = vm->priv;
-    char why[sizeof(q->last_words)] = "";
-    char line[200] = "";
-    (void)events;
-    loop_fd_stop(&q->pid_watch);
-    loop_timer_stop(&q->timer);
+    (void)line;
+    q->step = NULL;
     qmp_destroy(TAKE(q->qmp));
-    vm_last_words(q->log_path, line, sizeof(line));
-    if (q->last_words[0])
-        (void)str_copy(why, sizeof(why), q->last_words);
-    else if (line[0])
-        (void)snprintf(why, sizeof(why), "QEMU: %s", line);
-    else
-        (void)str_copy(why, sizeof(why), "the VMM process was killed or crashed");
-    bool saved = vm->state == VM_SAVED && q->done;
-    if (!qemu_console_fail(vm, why))
-        return;
-    if (saved) {
-        bool destroyed = false;
-        vm->destroyed = &destroyed;
-        finish_op(vm, NULL);
-        if (destroyed)
-            return;
-        vm->destroyed = NULL;
-    }
-    vm_exited(vm, why);
-}
-
-static void end_process(struct vm *vm)
-{
-    struct qemu *q = vm->priv;
-    if (q->start)
-        q->start->kill = true;
-    else
-        broker_vmm_kill(vm->engine->broker, vm->spec.sandbox_id, ignore_done, NULL);
-}
-
-static void op_kill(struct vm *vm)
-{
-    struct qemu *q = vm->priv;
-    (void)str_copy(q->last_words, sizeof(q->last_words), "killed on request");
-    end_process(vm);
 }
 
 /* --- control channel --- */
@@ -111,8 +51,9 @@ static void on_event(void *arg, const char *name, const json_t *data)
     if (strcmp(name, "SHUTDOWN") == 0) {
         const char *reason = json_string_value(json_object_get(data, "reason"));
         vm->reset = reason && strcmp(reason, "guest-reset") == 0;
-        if (!q->last_words[0] && reason && str_starts(reason, "guest-"))
-            (void)snprintf(q->last_words, sizeof(q->last_words), "the guest's kernel ended (%.40s)", reason);
+        if (!q->vmm.last_words[0] && reason && str_starts(reason, "guest-"))
+            (void)snprintf(q->vmm.last_words, sizeof(q->vmm.last_words), "the guest's kernel ended (%.40s)",
+                           reason);
         return;
     }
     if (strcmp(name, "MIGRATION") != 0)
@@ -139,9 +80,9 @@ static void on_closed(void *arg, const struct error *why)
     /* Either the process is ending, and its pidfd will tell; or the VMM misbehaves: then it is ended. */
     q->channel_lost = true;
     if (why->code == ERROR_PROTOCOL)
-        (void)str_copy(q->last_words, sizeof(q->last_words), why->message);
+        (void)str_copy(q->vmm.last_words, sizeof(q->vmm.last_words), why->message);
     if (vm->state != VM_SAVED)
-        end_process(vm);
+        vm_started_end(vm);
 }
 
 static const struct qmp_events channel_events = {.event = on_event, .closed = on_closed};
@@ -258,7 +199,7 @@ static void on_step_timeout(struct loop_timer *t)
     if (!q->step)
         return;
     if (q->step->kind == STEP_ENDED) {
-        end_process(vm); /* saved already: how it ends does not matter */
+        vm_started_end(vm); /* saved already: how it ends does not matter */
         return;
     }
     struct error err = ERROR_INIT;
@@ -294,21 +235,21 @@ static void run_step(struct vm *vm)
     case STEP_CALL_FD:
         if (vm->op == VM_OP_SAVE && strcmp(s->command, "quit") == 0)
             (void)vm_set_state(vm, VM_SAVED);
-        qmp_call(q->qmp, s->command, s->args ? s->args(q) : NULL, s->kind == STEP_CALL_FD ? q->state_fd : -1,
-                 COMMAND_TIMEOUT_MS, on_step_reply, vm);
+        qmp_call(q->qmp, s->command, s->args ? s->args(q) : NULL,
+                 s->kind == STEP_CALL_FD ? q->vmm.state_fd : -1, COMMAND_TIMEOUT_MS, on_step_reply, vm);
         return;
     case STEP_MIGRATED:
         if (q->migrated)
             next_step(vm);
         else
-            loop_timer_start(&q->timer, MIGRATION_TIMEOUT_MS);
+            loop_timer_start(&q->vmm.timer, MIGRATION_TIMEOUT_MS);
         return;
     case STEP_RELINK:
         relink(vm);
         next_step(vm);
         return;
     case STEP_ENDED:
-        loop_timer_start(&q->timer, EXIT_TIMEOUT_MS);
+        loop_timer_start(&q->vmm.timer, EXIT_TIMEOUT_MS);
         return;
     }
 }
@@ -316,7 +257,7 @@ static void run_step(struct vm *vm)
 static void next_step(struct vm *vm)
 {
     struct qemu *q = vm->priv;
-    loop_timer_stop(&q->timer);
+    loop_timer_stop(&q->vmm.timer);
     q->step++;
     run_step(vm);
 }
@@ -324,30 +265,17 @@ static void next_step(struct vm *vm)
 static void run(struct vm *vm, const struct qemu_step *steps, vm_done done, void *arg)
 {
     struct qemu *q = vm->priv;
-    q->done = done;
-    q->done_arg = arg;
+    if (!vm_started_op(vm, q->qmp && !q->channel_lost, done, arg))
+        return;
     q->step = steps;
     q->migrated = false;
-    if (!q->qmp || q->channel_lost) {
-        struct error err = ERROR_INIT;
-        (void)error_set(&err, ERROR_GONE, "the VMM's control channel is closed");
-        finish_op(vm, &err);
-        return;
-    }
     run_step(vm);
 }
 
 static void run_state(struct vm *vm, const struct qemu_step *steps, int state_fd, vm_done done, void *arg)
 {
-    struct qemu *q = vm->priv;
-    q->state_fd = fcntl(state_fd, F_DUPFD_CLOEXEC, 3); /* its turn comes after this call */
-    if (q->state_fd >= 0) {
+    if (vm_started_keep(vm, state_fd, done, arg))
         run(vm, steps, done, arg);
-        return;
-    }
-    struct error err = ERROR_INIT;
-    (void)error_errno(&err, ERROR_INTERNAL, errno, "duplicate the state file's descriptor");
-    done(arg, &err);
 }
 
 static void op_load(struct vm *vm, int state_fd, vm_done done, void *arg)
@@ -394,22 +322,14 @@ static enum vm_state state_of(const char *status)
     return strcmp(status, "running") == 0 ? VM_RUNNING : VM_PAUSED;
 }
 
-static void start_failed(struct vm *vm, const struct error *err)
-{
-    /* A VMM of our own that cannot be reached is of no use to anyone. */
-    if (vm->op == VM_OP_LAUNCH)
-        end_process(vm);
-    finish_op(vm, err);
-}
-
 static void on_status(void *arg, const struct error *err, const json_t *ret)
 {
     struct vm *vm = arg;
     struct qemu *q = vm->priv;
-    if (!q->done || (err && err->code == ERROR_GONE))
+    if (!q->vmm.done || (err && err->code == ERROR_GONE))
         return; /* the end of the process answers the operation */
     if (err) {
-        start_failed(vm, err);
+        vm_started_fail(vm, err);
         return;
     }
     const char *status = json_string_value(json_object_get(ret, "status"));
@@ -422,89 +342,40 @@ static void on_status(void *arg, const struct error *err, const json_t *ret)
     finish_op(vm, NULL);
 }
 
-static int watch_process(struct vm *vm, const struct broker_vmm_info *info, struct error *err)
+static int connect_channel(struct vm *vm, const struct broker_vmm_info *info, struct error *err)
 {
     struct qemu *q = vm->priv;
-    q->pidfd = info->pidfd;
-    vm->pid = info->pid;
+    q->fdset = -1;
+    if (q->vmm.run_fd >= 0)
+        (void)close(TAKE_FD(q->vmm.run_fd)); /* its sockets are reached by their paths */
     (void)str_copy(vm->agent_socket, sizeof(vm->agent_socket), info->agent_socket);
-    (void)str_copy(q->log_path, sizeof(q->log_path), info->log);
-    int rc = loop_fd_start(vm->engine->loop, &q->pid_watch, q->pidfd, EPOLLIN, on_process_end, vm, err);
-    if (rc < 0)
-        return rc;
     return qmp_create(vm->engine->loop, info->qmp_socket, &channel_events, vm, &q->qmp, err);
 }
 
-static void on_started(void *arg, const struct error *err, const struct broker_vmm_info *info)
+static void ask_status(struct vm *vm)
 {
-    struct qemu_start *s = arg;
-    struct vm *vm = s->vm;
-    bool kill = s->kill;
-    free(s);
-    if (!err && info->run_fd >= 0)
-        (void)close(info->run_fd); /* its sockets are reached by their paths */
-    if (!vm) {                     /* destroyed meanwhile; the VMM stays, as with any vm_destroy */
-        if (!err && info->pidfd >= 0)
-            (void)close(info->pidfd);
-        return;
-    }
-    struct qemu *q = vm->priv;
-    q->start = NULL;
-    if (err) {
-        finish_op(vm, err);
-        return;
-    }
-    struct error failure = ERROR_INIT;
-    if (vm_check_kind(info, BROKER_VMM_QEMU, &failure) < 0 || watch_process(vm, info, &failure) < 0) {
-        if (q->pidfd < 0)
-            (void)close(info->pidfd);
-        start_failed(vm, &failure);
-        return;
-    }
-    if (kill)
-        end_process(vm);
+    const struct qemu *q = vm->priv;
     qmp_call(q->qmp, "query-status", NULL, -1, UP_TIMEOUT_MS, on_status, vm);
 }
 
-/* The private part and the request; false: out of memory, answered. */
-static bool prepare_start(struct vm *vm, vm_done done, void *arg)
-{
-    struct qemu *q = calloc(1, sizeof(*q));
-    struct qemu_start *s = calloc(1, sizeof(*s));
-    if (!q || !s) {
-        free(q);
-        free(s);
-        struct error err = ERROR_INIT;
-        (void)error_set(&err, ERROR_NO_MEMORY, "out of memory");
-        done(arg, &err);
-        return false;
-    }
-    s->vm = vm;
-    q->start = s;
-    q->pidfd = -1;
-    q->state_fd = -1;
-    q->fdset = -1;
-    q->done = done;
-    q->done_arg = arg;
-    loop_timer_init(vm->engine->loop, &q->timer, on_step_timeout, vm);
-    vm->priv = q;
-    return true;
-}
+static const struct vm_started_kind qemu_kind = {
+    .kind = BROKER_VMM_QEMU,
+    .program = "QEMU",
+    .size = sizeof(struct qemu),
+    .connect = connect_channel,
+    .begin = ask_status,
+    .ended = on_process_end,
+    .late = on_step_timeout,
+};
 
 static void op_launch(struct vm *vm, vm_done done, void *arg)
 {
-    if (!prepare_start(vm, done, arg))
-        return;
-    struct broker_vmm vmm;
-    vm_broker_spec(vm, BROKER_VMM_QEMU, &vmm);
-    broker_vmm_start(vm->engine->broker, &vmm, on_started, ((struct qemu *)vm->priv)->start);
+    vm_started_launch(vm, &qemu_kind, done, arg);
 }
 
 static void op_adopt(struct vm *vm, vm_done done, void *arg)
 {
-    if (prepare_start(vm, done, arg))
-        broker_vmm_adopt(vm->engine->broker, vm->spec.sandbox_id, on_started,
-                         ((struct qemu *)vm->priv)->start);
+    vm_started_adopt(vm, &qemu_kind, done, arg);
 }
 
 static void op_destroy(struct vm *vm)
@@ -512,17 +383,8 @@ static void op_destroy(struct vm *vm)
     struct qemu *q = vm->priv;
     if (!q)
         return;
-    if (q->start)
-        q->start->vm = NULL;
-    qemu_console_drop(vm);
-    loop_fd_stop(&q->pid_watch);
-    loop_timer_stop(&q->timer);
     qmp_destroy(q->qmp);
-    if (q->pidfd >= 0)
-        (void)close(q->pidfd);
-    if (q->state_fd >= 0)
-        (void)close(q->state_fd);
-    free(TAKE(vm->priv));
+    vm_started_free(vm);
 }
 
 const struct vm_engine_ops vm_qemu_ops = {
@@ -536,6 +398,6 @@ const struct vm_engine_ops vm_qemu_ops = {
     .save_devices = op_save_devices,
     .limit = qemu_limit,
     .console = qemu_console,
-    .kill = op_kill,
+    .kill = vm_started_kill,
     .destroy = op_destroy,
 };

@@ -2,7 +2,6 @@
 #include <openssl/evp.h>
 #include <stdlib.h>
 #include <string.h>
-#include <utlist.h>
 
 #include "base/cleanup.h"
 #include "vm/qemu.h"
@@ -12,35 +11,11 @@
 #define TIMEOUT_MS 5000
 
 struct qemu_console {
-    struct qemu_console *prev, *next;
-    struct vm *vm;
-    vm_console_done done;
-    void *arg;
-    struct loop_deferred deferred;
-    bool owned; /* listed in its VM's private part */
+    struct vm_look look;
     unsigned rounds;
     size_t len;
-    char text[CHUNK * ROUNDS + 1];
+    char text[CHUNK * ROUNDS + 1]; /* all zero behind len */
 };
-
-static void console_free(struct qemu_console *c)
-{
-    struct qemu *q = c->vm->priv;
-    if (c->owned)
-        DL_DELETE(q->consoles, c);
-    loop_defer_cancel(c->vm->engine->loop, &c->deferred);
-    free(c);
-}
-
-static void finish(struct qemu_console *c, const struct error *err)
-{
-    /* The text outlives the request by the length of the callback. */
-    AUTO_FREE char *text = err ? NULL : strndup(c->text, c->len);
-    vm_console_done done = c->done;
-    void *arg = c->arg;
-    console_free(c);
-    done(arg, err, err ? NULL : text ? text : "");
-}
 
 static void request(struct qemu_console *c);
 
@@ -56,7 +31,7 @@ static void on_chunk(void *arg, const struct error *err, const json_t *ret)
 {
     struct qemu_console *c = arg;
     if (err) {
-        finish(c, err);
+        vm_look_answer(&c->look, err, NULL);
         return;
     }
     const char *b64 = json_string_value(ret);
@@ -69,68 +44,25 @@ static void on_chunk(void *arg, const struct error *err, const json_t *ret)
     if (got > 0)
         append(c, data, (size_t)got);
     if (got < CHUNK || ++c->rounds == ROUNDS)
-        finish(c, NULL);
+        vm_look_answer(&c->look, NULL, c->text);
     else
         request(c);
 }
 
 static void request(struct qemu_console *c)
 {
-    struct qemu *q = c->vm->priv;
+    const struct qemu *q = c->look.vm->priv;
     qmp_call(q->qmp, "ringbuf-read",
              json_pack("{s:s, s:i, s:s}", "device", "console", "size", CHUNK, "format", "base64"), -1,
              TIMEOUT_MS, on_chunk, c);
 }
 
-static void on_no_channel(void *arg)
-{
-    struct error err = ERROR_INIT;
-    (void)error_set(&err, ERROR_GONE, "the VMM is not running");
-    finish(arg, &err);
-}
-
 void qemu_console(struct vm *vm, vm_console_done done, void *arg)
 {
-    struct qemu *q = vm->priv;
-    struct qemu_console *c = calloc(1, sizeof(*c));
-    if (!c)
-        abort(); /* a promise to answer cannot be kept without memory to remember it */
-    c->vm = vm;
-    c->done = done;
-    c->arg = arg;
-    if (q) {
-        c->owned = true;
-        DL_APPEND(q->consoles, c);
-    }
+    const struct qemu *q = vm->priv;
+    struct qemu_console *c = vm_look_new(vm, sizeof(*c), done, arg);
     if (q && q->qmp)
         request(c);
     else
-        loop_defer(vm->engine->loop, &c->deferred, on_no_channel, c);
-}
-
-bool qemu_console_fail(struct vm *vm, const char *why)
-{
-    struct qemu *q = vm->priv;
-    struct error err = ERROR_INIT;
-    (void)error_set(&err, ERROR_GONE, "the VMM has ended: %s", why);
-    bool destroyed = false;
-    while (q->consoles) {
-        vm->destroyed = &destroyed;
-        finish(q->consoles, &err);
-        if (destroyed)
-            return false;
-        vm->destroyed = NULL;
-    }
-    return true;
-}
-
-void qemu_console_drop(struct vm *vm)
-{
-    struct qemu *q = vm->priv;
-    struct qemu_console *c;
-    struct qemu_console *tmp;
-    DL_FOREACH_SAFE(q->consoles, c, tmp)
-    {
-        console_free(c);
-    }
+        vm_look_refuse(&c->look);
 }

@@ -274,19 +274,26 @@ void vm_kill(struct vm *vm)
 
 void vm_exited(struct vm *vm, const char *why)
 {
-    if (!vm_set_state(vm, VM_EXITED))
-        return;
+    struct error gone = ERROR_INIT;
     bool destroyed = false;
+    (void)error_set(&gone, ERROR_GONE, "the VMM has ended: %s", why);
     vm->destroyed = &destroyed;
-    if (vm->op != VM_OP_NONE) {
+    while (!destroyed && vm->looks)
+        vm_look_answer(vm->looks, &gone, NULL);
+    if (destroyed)
+        return;
+    bool saved = vm->state == VM_SAVED;
+    bool told = !vm_set_state(vm, VM_EXITED); /* its start had failed */
+    if (!told && vm->op != VM_OP_NONE) {
         loop_defer_cancel(vm->engine->loop, &vm->answer);
-        (void)error_set(&vm->result, ERROR_GONE, "the VMM has ended: %s", why);
+        vm->result = saved ? (struct error)ERROR_INIT : gone;
         answer(vm);
         if (destroyed)
             return;
     }
     vm->destroyed = NULL;
-    vm->events->exited(vm->events_arg, why);
+    if (!told)
+        vm->events->exited(vm->events_arg, why);
 }
 
 /* --- objects --- */
@@ -345,6 +352,7 @@ void vm_destroy(struct vm *vm)
         return;
     if (vm->destroyed)
         *vm->destroyed = true;
+    vm_looks_drop(vm);
     vm->engine->ops->destroy(vm);
     loop_defer_cancel(vm->engine->loop, &vm->answer);
     struct vm_refusal *r;

@@ -45,7 +45,7 @@ struct broker {
     char last_id[ID_SIZE], last_snapshot[ID_SIZE], last_key[BROKER_KEY_SIZE],
         last_platform[BROKER_DIGEST_SIZE];
     struct broker_vmm_info info;
-    char run_dir[200]; /* "": none goes with the answer */
+    char run_dir[180]; /* "": none goes with the answer */
     void (*kill_fn)(void *);
     void *kill_arg;
 };
@@ -225,8 +225,9 @@ void fake_broker_vmm(struct broker *b, const char *qmp_socket, const char *agent
     (void)str_copy(b->info.qmp_socket, sizeof(b->info.qmp_socket), qmp_socket);
     (void)str_copy(b->info.agent_socket, sizeof(b->info.agent_socket), agent_socket);
     const char *slash = strrchr(qmp_socket, '/');
-    (void)snprintf(b->info.log, sizeof(b->info.log), "%.*s/vmm.log", slash ? (int)(slash - qmp_socket) : 0,
-                   qmp_socket);
+    (void)snprintf(b->run_dir, sizeof(b->run_dir), "%.*s", slash ? (int)(slash - qmp_socket) : 0, qmp_socket);
+    (void)snprintf(b->info.log, sizeof(b->info.log), "%s/vmm.log", b->run_dir);
+    b->info.kind = BROKER_VMM_QEMU;
     b->info.pid = 4711;
     b->info.pidfd = pidfd;
     b->kill_fn = kill_fn;
