@@ -135,8 +135,18 @@ class Port(Forwards, SharedSandboxTest):
         _, (port,) = self.forward("0:9006")
         s = self.connect(port)
         s.recv(1000)
+        self.assertNotEqual(self.sb.exec(["test", "-e", "/root/vanished"]).code, 0)
         s.close()
-        self.until(lambda: self.sb.exec("pgrep yes").code != 0, "the end of the writer")
+        self.until(lambda: self.sb.exec(["test", "-e", "/root/vanished"]).code == 0, "the end of the writer")
+
+    def test_the_same_port_here(self):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            number = free.getsockname()[1]
+        self.listen(number, ["echo", "greeting"])
+        _, ports = self.forward(str(number))
+        self.assertEqual(ports, [number])
+        self.assertEqual(self.until_end(self.connect(number)), b"greeting\n")
 
 
 class Life(Forwards, OwnServerTest):

@@ -15,6 +15,16 @@ class Commands(SharedSandboxTest):
     def test_shell(self):
         self.assertEqual(self.sb.exec("echo $((6*7)) | cat; false || echo or").out, b"42\nor\n")
 
+    def test_which_shell(self):
+        """bash where the sandbox has one, else sh; a login shell either way."""
+        words = "tr '\\000' '|' < /proc/$$/cmdline; true"
+        self.assertEqual(self.sb.exec(words).out.decode(), f"/bin/sh|-lc|{words}|")
+        self.sb.put("/bin/bash", b"#!/bin/sh\nprintf '%s|' bash \"$@\"\n", mode="0755")
+        try:
+            self.assertEqual(self.sb.exec("echo  'as is'").out, b"bash|-lc|echo  'as is'|")
+        finally:
+            self.api.ok("DELETE", self.sb.file("/bin/bash"))
+
     def test_stdout_and_stderr_apart(self):
         done = self.sb.exec("echo out; echo err >&2")
         self.assertEqual((done.out, done.err), (b"out\n", b"err\n"))

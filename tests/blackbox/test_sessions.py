@@ -2,7 +2,7 @@
 import hashlib
 import threading
 
-from harness.case import OwnServerTest, SharedSandboxTest, SpaceTest
+from harness.case import OwnServerTest, SharedSandboxTest, SpaceTest, limit
 from harness.ws import TEXT, Attach, AttachLines, Closed, Refused, WebSocket, attach_path
 
 
@@ -284,6 +284,17 @@ class Journals(SessionTest):
         self.assertLessEqual(len(expected) - end, 2 * 1048576)
         self.assertGreater(len(expected) - end, 200_000)
         self.assertEqual(attached.out.data, expected[end:])
+
+    @limit(240)
+    def test_64_mebibytes_unless_asked_for(self):
+        size, kept = 66 << 20, 64 << 20
+        session = self.sb.session(f"yes 0123456 | head -c {size}; echo err >&2", start="now")
+        process = session["session"]["process_id"]
+        self.assertEqual(self.sb.result(process, 200)["stdout_bytes"], size)
+        data, first, end = self.sb.output(process, limit=1)
+        self.assertEqual((end, data), (size, b"0123456\n"[first % 8:first % 8 + 1]))
+        self.assertTrue(kept - kept // 32 <= end - first <= kept, (first, end))  # the oldest go in steps
+        self.assertEqual(self.sb.all_output(process, "stderr"), b"err\n")  # each stream has its own
 
     def test_sizes_out_of_range(self):
         for size in (0, -1, 10**9, "1", 1.5):

@@ -286,14 +286,19 @@ class WriterGone(StreamTest):
 class Alive(StreamTest):
     @limit(120)
     def test_a_silent_stream_says_something(self):
-        """No silence of 15 s, in either form."""
-        lines = self.attach(self.sb.session(["sleep", "35"]), AttachLines)
+        """Lines: no silence of 15 s. A WebSocket: a ping every 30 s."""
+        session = self.sb.session(["sleep", "35"])
+        lines, ws = self.attach(session, AttachLines), self.attach(session)
         times = [time.monotonic()]
         while lines.step():
             times.append(time.monotonic())
         self.assertEqual(lines.result["exit_code"], 0)
         self.assertGreaterEqual(lines.pings, 2)
         self.assertLess(max(b - a for a, b in zip(times, times[1:])), 18)
+        frames = []
+        while 8 not in frames:  # the end; all of it has come by now
+            frames.append(ws.ws.frame()[1])
+        self.assertEqual(frames, [1, 9, 1, 8])  # started, ping, result
 
 
 class Vanishing(OwnServerTest):
