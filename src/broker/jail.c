@@ -271,6 +271,13 @@ static int mount_tmpfs(const struct jail_item *item)
     return mount("space-run", item->to, "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, options);
 }
 
+static int make_fifo(const struct jail_item *item)
+{
+    if (mknod(item->to, S_IFIFO | 0600, 0) < 0 || chown(item->to, item->uid, item->gid) < 0)
+        return -1;
+    return chmod(item->to, 0640); /* whatever the umask is; nobody else is in the jail yet */
+}
+
 static int add_item(const struct jail_item *item)
 {
     if (make_parents(item->to) < 0)
@@ -284,6 +291,8 @@ static int add_item(const struct jail_item *item)
         return make_device(item);
     case JAIL_TMPFS:
         return mount_tmpfs(item);
+    case JAIL_FIFO:
+        return make_fifo(item);
     case JAIL_BIND:
     case JAIL_BIND_RW:
     case JAIL_BIND_ALL:

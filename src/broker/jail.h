@@ -73,6 +73,7 @@ enum jail_entry {
     JAIL_DEVICE,   /* character device major:minor owned by `uid`, mode 0600 */
     JAIL_TMPFS, /* file system in memory of this size, owned by `uid`; its files are group `gid`'s, which may
                    look into it */
+    JAIL_FIFO,  /* in such a file system: a pipe with a name, which `uid` writes and group `gid` reads */
 };
 
 struct jail_item {

@@ -53,6 +53,7 @@ struct vmm_spec {
 
 #define FIRECRACKER_PROGRAM "/firecracker" /* in the jail */
 #define FIRECRACKER_API "api.sock"         /* below /run there */
+#define FIRECRACKER_METRICS "metrics"      /* the same: a pipe that it writes what it has counted to */
 #define FIRECRACKER_ARGV_MAX 12
 
 struct firecracker_argv {
@@ -71,7 +72,7 @@ struct firecracker_root {
     gid_t gid;           /* spaced's */
 };
 
-#define FIRECRACKER_ITEMS 3
+#define FIRECRACKER_ITEMS 4
 
 /* Fills items (FIRECRACKER_ITEMS) and returns how many. */
 unsigned firecracker_items(const struct firecracker_root *r, struct jail_item *items);

@@ -14,8 +14,15 @@ void firecracker_argv_build(const char *sandbox_id, struct firecracker_argv *ret
 {
     /* Its own id has no underscores, so the sandbox's stands in front, for who looks for it among processes.
      * Only errors are logged: its warnings are about what the guest does, line by line. */
-    char *const words[] = {ret->name, "--id", ret->id, "--api-sock", "/run/" FIRECRACKER_API,
-                           "--level", "Error"};
+    char *const words[] = {ret->name,
+                           "--id",
+                           ret->id,
+                           "--api-sock",
+                           "/run/" FIRECRACKER_API,
+                           "--level",
+                           "Error",
+                           "--metrics-path",
+                           "/run/" FIRECRACKER_METRICS};
     _Static_assert(ARRAY_LEN(words) < FIRECRACKER_ARGV_MAX, "and a NULL");
     (void)str_copy(ret->name, sizeof(ret->name), sandbox_id);
     (void)str_copy(ret->id, sizeof(ret->id), sandbox_id);
@@ -41,6 +48,8 @@ unsigned firecracker_items(const struct firecracker_root *r, struct jail_item *i
          .to = &FIRECRACKER_PROGRAM[1],
          .from = r->program}, /* plain files are not executable */
         {.entry = JAIL_TMPFS, .to = "run", .size = "8m", .inodes = 64, .uid = r->uid, .gid = r->gid},
+        /* A pipe holds 64 KiB, and what comes when it is full is not written: a file would grow. */
+        {.entry = JAIL_FIFO, .to = "run/" FIRECRACKER_METRICS, .uid = r->uid, .gid = r->gid},
         {.entry = JAIL_BIND, .to = "state", .from = r->state, .plain_file = true},
     };
     unsigned n = r->state[0] != '\0' ? ARRAY_LEN(list) : ARRAY_LEN(list) - 1;

@@ -61,6 +61,9 @@ int main(int argc, char **argv)
     for (int i = 0; i < argc; i++)
         tell(told, argv[i], 0);
     try_all(told);
+    /* As Firecracker opens it, and writes to it. */
+    int metrics = open("/run/metrics", O_RDWR | O_CREAT | O_NONBLOCK | O_CLOEXEC, 0600);
+    tell(told, "write /run/metrics", metrics < 0 || write(metrics, "counted\n", 8) != 8 ? errno : 0);
     (void)close(told);
     if (p == MAP_FAILED)
         return 2;

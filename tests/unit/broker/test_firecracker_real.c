@@ -101,6 +101,23 @@ static void assert_told(const char *line)
         fail_msg("not told: %s\nbut:\n%s", line, text);
 }
 
+/* What it counts: the daemon's group may read it. */
+static void assert_pipe(void)
+{
+    struct stat st;
+    struct stat dir;
+    char text[9] = "";
+    AUTO_CLOSE int fd = openat(vmm.run_fd, "metrics", O_RDONLY | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC);
+    assert_true(fd >= 0);
+    assert_int_equal(fstat(fd, &st), 0);
+    assert_int_equal(fstat(vmm.run_fd, &dir), 0);
+    assert_int_equal(st.st_mode, S_IFIFO | 0640);
+    assert_int_equal(st.st_uid, dir.st_uid);
+    assert_int_equal(st.st_gid, dir.st_gid);
+    assert_int_equal(read(fd, text, 8), 8);
+    assert_string_equal(text, "counted\n");
+}
+
 static void test_golden_boot(void **state)
 {
     struct answer a;
@@ -117,6 +134,9 @@ static void test_golden_boot(void **state)
     assert_told("read /proc/self/status: No such file or directory\n");
     assert_told("create outside of /run: Read-only file system\n");
     assert_told("fill /run: No space left on device\n");
+    assert_told("--metrics-path: fine\n/run/metrics: fine\n");
+    assert_told("write /run/metrics: fine\n");
+    assert_pipe();
     /* The daemon's group may look and connect, and nothing else. */
     struct stat st;
     assert_int_equal(fstat(vmm.run_fd, &st), 0);
