@@ -48,8 +48,11 @@ struct vm {
     pid_t pid;
     char agent_socket[200];
     uint32_t agent_port;
-    bool limited;       /* the VMM was told spec.limits */
-    vm_done limit_done; /* it is being told; gets the vm */
+    bool limited;                  /* the VMM was told spec.limits */
+    vm_done limit_done;            /* it is being told; gets the vm */
+    bool adopted;                  /* it ran before */
+    struct loop_timer count_timer; /* while it runs */
+    int64_t count_ms;              /* until the next look */
 
     enum vm_op op; /* in flight */
     vm_done done;
@@ -75,6 +78,7 @@ struct vm_engine {
     char reason[256];
     char layout[17];         /* vm_engine_layout */
     struct vm_compat compat; /* only layout and cpu: the rest is told above */
+    struct vm_counters counted;
     unsigned vms;
     void *priv;
     void (*finish)(struct vm_engine *e); /* frees priv; may be NULL */
@@ -96,6 +100,13 @@ void vm_exited(struct vm *vm, const char *why);
 /* For engines: an empty engine with its common fields set; ERROR_NO_MEMORY. */
 int vm_engine_new(struct loop *l, struct broker *b, const struct vm_engine_ops *ops, struct vm_engine **ret,
                   struct error *err);
+
+/* count.c. For engines: what a VMM has counted since the last time. */
+void vm_counted(struct vm *vm, const struct vm_counters *more);
+
+/* For vm.c: before the first state, and after each move. */
+void vm_count_init(struct vm *vm);
+void vm_count_moved(struct vm *vm, enum vm_state from);
 
 /* cpu.c. A step of FNV-1a over n bytes. */
 uint64_t vm_mix(uint64_t hash, const void *data, size_t n);

@@ -201,6 +201,13 @@ static void fake_limit(struct vm *vm, vm_done done)
     step(vm, FAKE_LIMIT, done, vm);
 }
 
+static void fake_count(struct vm *vm)
+{
+    static const struct vm_counters more = {.disk_reads = 3, .exits = UINT64_MAX / 2};
+    ((struct fake_engine *)vm->engine->priv)->steps[FAKE_COUNT].count++;
+    vm_counted(vm, &more);
+}
+
 static void fake_console(struct vm *vm, vm_console_done done, void *arg)
 {
     struct fake_vm *f = vm->priv;
@@ -273,6 +280,7 @@ int fake_engine_create(struct loop *l, const char *dir, struct vm_engine **ret, 
         .save = fake_save,
         .save_devices = fake_save_devices,
         .limit = fake_limit,
+        .count = fake_count,
         .console = fake_console,
         .kill = fake_kill,
         .destroy = fake_destroy,

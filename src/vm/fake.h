@@ -12,6 +12,7 @@ enum fake_step {
     FAKE_PAUSE,
     FAKE_SAVE,
     FAKE_SAVE_DEVICES,
+    FAKE_COUNT, /* beside the others */
     FAKE_LIMIT, /* within a launch, adopt or resume */
     FAKE_STEPS
 };

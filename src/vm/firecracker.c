@@ -23,7 +23,6 @@
 #define LOAD_TIMEOUT_MS 60000
 #define EXIT_TIMEOUT_MS 10000
 #define GONE_TIMEOUT_MS 1000 /* a process that ends closes its sockets first */
-#define API_SOCKET "api.sock"
 #define AGENT_SOCKET "agent.sock"
 
 enum step_kind {
@@ -338,7 +337,7 @@ static int connect_channel(struct vm *vm, const struct broker_vmm_info *info, st
     vm->agent_port = PROTO_VSOCK_PORT;
     (void)snprintf(vm->agent_socket, sizeof(vm->agent_socket), "/proc/self/fd/%d/" AGENT_SOCKET,
                    q->vmm.run_fd);
-    return fc_api_create(vm->engine->loop, q->vmm.run_fd, API_SOCKET, &q->api, err);
+    return fc_api_create(vm->engine->loop, q->vmm.run_fd, FC_API_SOCKET, &q->api, err);
 }
 
 static const struct fc_step *first_steps(const struct vm *vm)
@@ -388,6 +387,7 @@ static void op_destroy(struct vm *vm)
     struct fc *q = vm->priv;
     if (!q)
         return;
+    fc_metrics_finish(vm, &q->metrics);
     fc_api_destroy(q->api);
     free(q->seen);
     vm_started_free(vm);
@@ -403,6 +403,7 @@ const struct vm_engine_ops vm_firecracker_ops = {
     .save = op_save,
     .save_devices = op_save_devices,
     .limit = fc_limit,
+    .count = fc_count,
     .console = fc_console,
     .kill = vm_started_kill,
     .destroy = op_destroy,

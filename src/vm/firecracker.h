@@ -1,12 +1,24 @@
 /* Inside of the Firecracker engine: what its files share. */
 #pragma once
 
+#include "base/buf.h"
 #include "vm/firecracker_api.h"
 #include "vm/started.h"
 
 #define FC_STATE_MAX (10U << 20) /* Firecracker itself reads no more */
 
+#define FC_API_SOCKET "api.sock"
+#define FC_METRICS_MAX 65536 /* what a pipe holds; a line has 10 KiB */
+
 struct fc_step;
+
+/* The pipe with what the VMM has counted. */
+struct fc_metrics {
+    bool opened;        /* it was tried; else nothing of the following is set */
+    int fd;             /* -1: there is none */
+    struct buf in;      /* the beginning of a line */
+    struct fc_api *api; /* NULL but while it is asked */
+};
 
 /* Engine-private part of a struct vm. */
 struct fc {
@@ -21,6 +33,8 @@ struct fc {
 
     char *seen; /* owned: what the last look at the console found */
     size_t seen_n;
+
+    struct fc_metrics metrics;
 };
 
 /* The table of operations, and the engine's private part of a VM (made by the first launch or adopt). */
@@ -36,6 +50,13 @@ bool fc_state_is_whole(const unsigned char *p, size_t n);
 /* limit.c: tells the VMM the limits of its disk (engine operation). */
 void fc_limit(struct vm *vm, vm_done done);
 json_t *fc_body_limit(const struct vm *vm);
+
+/* firecracker_metrics.c. A line of it; false: it is none, or counts what cannot be. */
+bool fc_metrics_parse(const char *text, size_t n, struct vm_counters *ret);
+
+/* Asks what the VMM has counted (engine operation); vm_counted follows. */
+void fc_count(struct vm *vm);
+void fc_metrics_finish(struct vm *vm, struct fc_metrics *m); /* the VM goes: the last of it */
 
 /* firecracker_console.c: reads the guest's console (engine operation). */
 void fc_console(struct vm *vm, vm_console_done done, void *arg);

@@ -397,6 +397,7 @@ const struct vm_engine_ops vm_qemu_ops = {
     .save = op_save,
     .save_devices = op_save_devices,
     .limit = qemu_limit,
+    .count = qemu_count,
     .console = qemu_console,
     .kill = vm_started_kill,
     .destroy = op_destroy,

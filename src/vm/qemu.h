@@ -15,6 +15,9 @@ struct qemu {
     int fdset;                    /* where QEMU keeps the state file while it writes devices; -1 else */
     bool migrated;
     bool relink; /* the port may hold what was meant for a host that is gone */
+
+    bool counting, based;       /* a look is under way; there was one */
+    struct vm_counters counted; /* the sums of then */
 };
 
 /* The table of operations, and the engine's private part of a VM (made by the first launch or adopt). */
@@ -22,6 +25,12 @@ extern const struct vm_engine_ops vm_qemu_ops;
 
 /* limit.c: tells the VMM the limits of its disk (engine operation). */
 void qemu_limit(struct vm *vm, vm_done done);
+
+/* qemu_count.c: asks what the VMM has counted (engine operation). */
+void qemu_count(struct vm *vm);
+
+/* The counters in an answer to query-blockstats; false: they are not there. */
+bool qemu_counters(const json_t *ret, struct vm_counters *to);
 
 /* Reads the guest's console (engine operation). */
 void qemu_console(struct vm *vm, vm_console_done done, void *arg);

@@ -62,9 +62,11 @@ bool vm_set_state(struct vm *vm, enum vm_state to)
         return false;
     LOG(LOG_DEBUG, "vm state", "sandbox=%s from=%s to=%s", vm->spec.sandbox_id, vm_state_name(vm->state),
         vm_state_name(to));
+    enum vm_state from = vm->state;
     vm->state = to;
     if (to == VM_EXITED)
         vm->pid = 0;
+    vm_count_moved(vm, from);
     return true;
 }
 
@@ -213,6 +215,7 @@ void vm_adopt(struct vm *vm, vm_done done, void *arg)
 {
     if (!begin(vm, VM_OP_ADOPT, done, arg))
         return;
+    vm->adopted = true;
     (void)vm_set_state(vm, VM_STARTING);
     vm->engine->ops->adopt(vm, on_up, vm);
     vm->calling = false;
@@ -241,6 +244,9 @@ void vm_pause(struct vm *vm, vm_done done, void *arg)
 {
     if (!begin(vm, VM_OP_PAUSE, done, arg))
         return;
+    if (vm->state ==
+        VM_RUNNING) /* perhaps it ends after that; before it stands still, which is to be short */
+        vm->engine->ops->count(vm);
     vm->engine->ops->pause(vm, op_done, vm);
     vm->calling = false;
 }
@@ -329,6 +335,7 @@ int vm_create(struct vm_engine *e, const struct vm_spec *spec, const struct vm_e
     vm->spec = *spec;
     vm->events = events;
     vm->events_arg = arg;
+    vm_count_init(vm);
     e->vms++;
     *ret = vm;
     return 0;
@@ -353,6 +360,7 @@ void vm_destroy(struct vm *vm)
     if (vm->destroyed)
         *vm->destroyed = true;
     vm_looks_drop(vm);
+    loop_timer_stop(&vm->count_timer);
     vm->engine->ops->destroy(vm);
     loop_defer_cancel(vm->engine->loop, &vm->answer);
     struct vm_refusal *r;

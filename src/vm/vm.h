@@ -79,11 +79,22 @@ struct vm_engine_ops {
     /* Tells the VMM spec.limits; part of a launch, an adopt or a resume. done gets the vm; not called when
      * the process ends meanwhile. */
     void (*limit)(struct vm *vm, vm_done done);
+    /* Beside any other call: asks the VMM what it has counted. vm_counted follows, if there is something. */
+    void (*count)(struct vm *vm);
     /* What the guest printed since the last call, at most 64 KiB; "" when there is nothing. */
     void (*console)(struct vm *vm, vm_console_done done, void *arg);
     /* SIGKILL through the broker; `exited` follows. Always possible. */
     void (*kill)(struct vm *vm);
     void (*destroy)(struct vm *vm); /* engine-private memory; also of one never launched */
+};
+
+/* What VMMs have counted. Those from disk_held_back on are Firecracker's alone; QEMU leaves them 0. */
+struct vm_counters {
+    uint64_t disk_read_bytes, disk_written_bytes, disk_reads, disk_writes; /* by the guest */
+    uint64_t disk_held_back;                                               /* times the limits took effect */
+    uint64_t exits;                             /* of vCPUs into the VMM: devices' registers */
+    uint64_t socket_in_bytes, socket_out_bytes; /* to the guest and from it: the agent's channel */
+    uint64_t lost;                              /* lines that could not be written or read */
 };
 
 struct vm_engine_info {
@@ -120,6 +131,11 @@ void vm_firecracker_find(const char *configured, char *to, size_t size);
 int vm_firecracker_version(const char *program, char *to, size_t size, struct error *err);
 void vm_engine_destroy(struct vm_engine *e); /* after all its VMs; NULL is accepted */
 const struct vm_engine_info *vm_engine_info(const struct vm_engine *e);
+
+/* Sums over all VMMs since the engine was created, those that have ended, wait warm or boot a golden
+ * included. A VM is looked at 1, 2, 4, 8 seconds after each other, then every 16 seconds, and when it is
+ * paused: so much of it can be missing here, for a while, or when it is killed. */
+void vm_engine_counters(const struct vm_engine *e, struct vm_counters *ret);
 
 /* Names how this engine composes a VM, and on what processor (a short [0-9a-z] word): what a golden's key
  * says of it. Stricter than vm_compat_check: a golden is cheaply made anew. */

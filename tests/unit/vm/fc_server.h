@@ -8,11 +8,20 @@
 
 #define FC_SERVER_REQUESTS 64
 
+#define FC_SERVER_LINKS 4
+
+struct fc_link {
+    struct fc_server *server;
+    int fd; /* -1: free */
+    struct loop_fd watch;
+    struct buf in;
+};
+
 struct fc_server {
     struct loop *loop;
-    int listen_fd, fd;
-    struct loop_fd accept_watch, watch;
-    struct buf in;
+    int listen_fd;
+    struct loop_fd accept_watch;
+    struct fc_link links[FC_SERVER_LINKS];
     char requests[FC_SERVER_REQUESTS][64]; /* "PUT /vm" in order of arrival */
     char bodies[FC_SERVER_REQUESTS][512];
     unsigned count;

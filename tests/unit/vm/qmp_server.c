@@ -51,6 +51,9 @@ static void serve(struct qmp_server *s, const json_t *message)
         (void)snprintf(text, sizeof(text), "\"return\": %s",
                        s->fdset ? s->fdset : "{\"fdset-id\": 3, \"fd\": 11}");
         say_id(s, id, text);
+    } else if (strcmp(command, "query-blockstats") == 0) {
+        (void)snprintf(text, sizeof(text), "\"return\": %s", s->blockstats ? s->blockstats : "[]");
+        say_id(s, id, text);
     } else if (strcmp(command, "ringbuf-read") == 0) {
         (void)snprintf(text, sizeof(text), "\"return\": \"%s\"", s->console_b64 ? s->console_b64 : "");
         s->console_b64 = NULL;

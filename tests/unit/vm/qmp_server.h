@@ -22,6 +22,7 @@ struct qmp_server {
     const char *fail;        /* this command gets an error */
     const char *fdset;       /* answer of add-fd; default "{\"fdset-id\": 3, \"fd\": 11}" */
     char last_args[512];     /* of the last command that had any, as text */
+    const char *blockstats;  /* answer of query-blockstats; default "[]" */
     const char *ignore;      /* this command gets no answer */
     const char *status;      /* for query-status; default "running" */
     const char *migration;   /* status event after migrate and migrate-incoming; default "completed" */

@@ -118,7 +118,8 @@ static void end_process(struct fixture *f)
 
 static int teardown(void **state)
 {
-    static const char *const files[] = {"firecracker", "api.sock", "state", "vmm.log", "other.sock"};
+    static const char *const files[] = {"firecracker", "api.sock",   "state",
+                                        "vmm.log",     "other.sock", "metrics"};
     struct fixture *f = *state;
     vm_destroy(f->vm);
     vm_engine_destroy(f->engine);
@@ -414,6 +415,134 @@ static void start_restored(struct fixture *f)
     assert_int_equal(CALL(f, vm_resume(f->vm, on_done, f)), 0);
 }
 
+static void test_lines_of_counters(void **state)
+{
+    static const char line[] =
+        "{\"utc_timestamp_ms\": 1, \"api_server\": {\"process_startup_time_us\": 4}, \"block\": "
+        "{\"read_bytes\": 1, "
+        "\"write_bytes\": 2, \"read_count\": 3, \"write_count\": 4, \"rate_limiter_throttled_events\": 5, "
+        "\"read_agg\": {\"min_us\": 7}}, \"vcpu\": {\"exit_io_in\": 10, \"exit_io_out\": 20, "
+        "\"exit_mmio_read\": 30, \"exit_mmio_write\": 40}, \"vsock\": {\"rx_bytes_count\": 8, "
+        "\"tx_bytes_count\": 9}, \"logger\": {\"missed_metrics_count\": 1}}";
+    static const char *const bad[] = {"",
+                                      "{",
+                                      "[]",
+                                      "7",
+                                      "\"x\"",
+                                      "{\"block\":{\"read_bytes\":-1}}",
+                                      "{\"block\":{\"read_bytes\":1e3}}",
+                                      "{\"vcpu\":{\"exit_io_in\":1125899906842625}}",
+                                      "{\"vsock\":{\"rx_bytes_count\":null}}",
+                                      "{\"block\":{\"read_bytes\":1},\"block\":{\"read_bytes\":1}}",
+                                      "{} {}"};
+    struct vm_counters c;
+    (void)state;
+    assert_true(fc_metrics_parse(line, sizeof(line) - 1, &c));
+    const struct vm_counters all = {.disk_read_bytes = 1,
+                                    .disk_written_bytes = 2,
+                                    .disk_reads = 3,
+                                    .disk_writes = 4,
+                                    .disk_held_back = 5,
+                                    .exits = 100,
+                                    .socket_in_bytes = 8,
+                                    .socket_out_bytes = 9,
+                                    .lost = 1};
+    assert_memory_equal(&c, &all, sizeof(c));
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
+        if (fc_metrics_parse(bad[i], strlen(bad[i]), &c))
+            fail_msg("taken for counters: %s", bad[i]);
+    assert_true(fc_metrics_parse("{\"block\":{}}", 12, &c)); /* of another version */
+    assert_int_equal(c.disk_reads, 0);
+}
+
+static void make_pipe(struct fixture *f, int *ret_writer)
+{
+    char path[200];
+    (void)snprintf(path, sizeof(path), "%s/metrics", f->dir);
+    assert_int_equal(mkfifo(path, 0600), 0);
+    *ret_writer = open(path, O_RDWR | O_NONBLOCK | O_CLOEXEC);
+    assert_true(*ret_writer >= 0);
+}
+
+/* Pauses a VM that runs, which has it counted, and waits until it was. */
+static void counted(struct fixture *f, struct vm_counters *ret)
+{
+    unsigned asked = fc_server_got(&f->server, "PUT /actions");
+    assert_int_equal(CALL(f, vm_pause(f->vm, on_done, f)), 0);
+    for (int i = 0; i < 400 && fc_server_got(&f->server, "PUT /actions") == asked; i++)
+        loop_turn(f->loop, 5);
+    for (int i = 0; i < 10; i++)
+        loop_turn(f->loop, 5);
+    vm_engine_counters(f->engine, ret);
+}
+
+static void say(int writer, const char *text)
+{
+    assert_int_equal(write(writer, text, strlen(text)), (ssize_t)strlen(text));
+}
+
+static void test_counters_through_the_pipe(void **state)
+{
+    struct fixture *f = *state;
+    struct vm_counters c;
+    int writer;
+    make_pipe(f, &writer);
+    start_restored(f);
+    say(writer, "{\"block\":{\"read_count\":3}}\n{\"block\":{\"read_count\":4}}\n{\"block\":{\"re");
+    counted(f, &c);
+    assert_string_equal(fc_server_body(&f->server, "PUT /actions"), "{\"action_type\":\"FlushMetrics\"}");
+    assert_int_equal(c.disk_reads, 7);
+    assert_int_equal(c.lost, 0);
+    /* The rest of the line, one that is none, and one at the VMM's end. */
+    assert_int_equal(CALL(f, vm_resume(f->vm, on_done, f)), 0);
+    say(writer, "ad_count\":10}}\nnonsense\n");
+    counted(f, &c);
+    assert_int_equal(c.disk_reads, 17);
+    assert_int_equal(c.lost, 1);
+    say(writer, "{\"block\":{\"read_count\":100}}\n");
+    vm_destroy(f->vm);
+    f->vm = NULL;
+    vm_engine_counters(f->engine, &c);
+    assert_int_equal(c.disk_reads, 117);
+    (void)close(writer);
+}
+
+/* A VMM may write what it likes: it is read in bounds, and the daemon goes on. */
+static void test_a_flood_in_the_pipe(void **state)
+{
+    static char block[4096];
+    struct fixture *f = *state;
+    struct vm_counters c;
+    int writer;
+    make_pipe(f, &writer);
+    start_restored(f);
+    memset(block, 'x', sizeof(block));
+    while (write(writer, block, sizeof(block)) > 0)
+        ;
+    counted(f, &c);
+    assert_int_equal(c.disk_reads, 0);
+    assert_int_equal(CALL(f, vm_resume(f->vm, on_done, f)), 0);
+    say(writer, "\n{\"block\":{\"read_count\":5}}\n");
+    counted(f, &c);
+    assert_int_equal(c.disk_reads, 5);
+    (void)close(writer);
+}
+
+static void test_what_is_no_pipe_is_not_read(void **state)
+{
+    struct fixture *f = *state;
+    struct vm_counters c;
+    static const char line[] = "{\"block\":{\"read_count\":5}}\n";
+    put_file(f, "metrics", line, sizeof(line) - 1);
+    start_restored(f);
+    assert_int_equal(CALL(f, vm_pause(f->vm, on_done, f)), 0);
+    for (int i = 0; i < 10; i++)
+        loop_turn(f->loop, 5);
+    assert_int_equal(fc_server_got(&f->server, "PUT /actions"), 0);
+    vm_engine_counters(f->engine, &c);
+    assert_int_equal(c.disk_reads, 0);
+}
+
 static void test_a_pause_is_followed_by_a_reset(void **state)
 {
     struct fixture *f = *state;
@@ -658,6 +787,10 @@ int main(void)
         WITH(test_refused_step_ends_the_vmm),
         WITH(test_replaced_program),
         WITH(test_too_much_memory),
+        WITH(test_lines_of_counters),
+        WITH(test_counters_through_the_pipe),
+        WITH(test_a_flood_in_the_pipe),
+        WITH(test_what_is_no_pipe_is_not_read),
         WITH(test_limits),
         WITH(test_one_limit_only),
         WITH(test_hanging_up_while_it_is_limited_ends_the_vmm),

@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <sys/un.h>
 
+#include "base/clock.h"
 #include "fake_broker.h"
 #include "qmp_server.h"
 #include "vm/engine.h"
@@ -297,6 +298,39 @@ static void test_what_cannot_be_limited_is_ended(void **state)
     }
 }
 
+static uint64_t reads_of(const struct fixture *f)
+{
+    struct vm_counters c;
+    vm_engine_counters(f->engine, &c);
+    return c.disk_reads;
+}
+
+static void test_vms_are_counted_while_they_run(void **state)
+{
+    struct fixture *f = *state;
+    struct vm_counters c;
+    use_fake(f, VM_BOOT_RESTORE);
+    assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), 0);
+    assert_int_equal(CALL(f, vm_load(f->vm, -1, on_done, f)), 0);
+    assert_int_equal(fake_engine_count(f->engine, FAKE_COUNT), 0);
+    assert_int_equal(CALL(f, vm_resume(f->vm, on_done, f)), 0);
+    int64_t begun = clock_mono_ns();
+    while (fake_engine_count(f->engine, FAKE_COUNT) == 0 && clock_mono_ns() - begun < 20 * CLOCK_NS_PER_S)
+        loop_turn(f->loop, 50);
+    assert_true(clock_mono_ns() - begun >= 900 * CLOCK_NS_PER_MS);
+    assert_int_equal(CALL(f, vm_pause(f->vm, on_done, f)), 0); /* and at once when it stops */
+    assert_int_equal(fake_engine_count(f->engine, FAKE_COUNT), 2);
+    drop_vm(f);
+    assert_int_equal(reads_of(f), 6); /* what is gone stays counted */
+    vm_engine_counters(f->engine, &c);
+    assert_true(c.exits == UINT64_MAX - 1);
+    use_fake(f, VM_BOOT_COLD);
+    assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), 0);
+    assert_int_equal(CALL(f, vm_pause(f->vm, on_done, f)), 0);
+    vm_engine_counters(f->engine, &c);
+    assert_true(c.exits == UINT64_MAX); /* not beyond */
+}
+
 static void test_save_answers_at_the_end_of_the_vmm(void **state)
 {
     struct fixture *f = *state;
@@ -530,6 +564,62 @@ static void test_qemu_limits(void **state)
     assert_true(qmp_server_got(&f->server, "cont"));
 }
 
+#define STATS(node, read)                                                                \
+    "[{\"node-name\": \"other\", \"stats\": {}}, {\"node-name\": \"" node                \
+    "\", \"stats\": {\"rd_bytes\": " read ", \"wr_bytes\": 20, \"rd_operations\": " read \
+    ", \"wr_operations\": 2, \"flush_operations\": 9}}]"
+
+/* Stops and goes on, which has it counted. */
+static uint64_t recount(struct fixture *f, const char *answer)
+{
+    unsigned asked = f->server.count;
+    f->server.blockstats = answer;
+    assert_int_equal(CALL(f, vm_resume(f->vm, on_done, f)), 0);
+    assert_int_equal(CALL(f, vm_pause(f->vm, on_done, f)), 0);
+    for (int i = 0; i < 400 && f->server.count < asked + 3; i++)
+        loop_turn(f->loop, 5);
+    assert_string_equal(f->server.commands[asked + 1], "query-blockstats");
+    loop_turn(f->loop, 5);
+    loop_turn(f->loop, 5);
+    return reads_of(f);
+}
+
+static void test_qemu_counts(void **state)
+{
+    static const char *const nonsense[] = {"{}",
+                                           "[]",
+                                           "[[]]",
+                                           "[1]",
+                                           STATS("disk", "-1"),
+                                           STATS("disk", "1.5"),
+                                           STATS("disk", "\"7\""),
+                                           STATS("disk", "9000000000000000000"),
+                                           STATS("none", "500"),
+                                           "[{\"node-name\": \"disk\"}]"};
+    struct fixture *f = *state;
+    use_qemu(f, VM_BOOT_COLD);
+    assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), 0);
+    assert_int_equal(recount(f, STATS("disk", "40")), 40);
+    assert_int_equal(recount(f, STATS("disk", "55")), 55);
+    for (size_t i = 0; i < sizeof(nonsense) / sizeof(nonsense[0]); i++)
+        assert_int_equal(recount(f, nonsense[i]), 55);
+    assert_int_equal(recount(f, STATS("disk", "10")), 55); /* it cannot become less */
+    assert_int_equal(recount(f, STATS("disk", "11")), 56);
+    struct vm_counters c;
+    vm_engine_counters(f->engine, &c);
+    assert_int_equal(c.disk_writes, 2);
+    assert_int_equal(c.disk_written_bytes, 20);
+}
+
+static void test_qemu_taken_over_was_counted_before(void **state)
+{
+    struct fixture *f = *state;
+    use_qemu(f, VM_BOOT_COLD);
+    assert_int_equal(CALL(f, vm_adopt(f->vm, on_done, f)), 0);
+    assert_int_equal(recount(f, STATS("disk", "100")), 0);
+    assert_int_equal(recount(f, STATS("disk", "103")), 3);
+}
+
 static void on_throttle_dies(struct qmp_server *s, const char *command)
 {
     struct fixture *f = s->arg;
@@ -639,7 +729,8 @@ static void test_qemu_port_of_an_adopted_vm(void **state)
 
 static void test_qemu_saves_devices(void **state)
 {
-    static const char *const order[] = {"stop", "add-fd", "xen-save-devices-state", "remove-fd", "cont"};
+    static const char *const order[] = {"query-blockstats",       "stop",      "add-fd",
+                                        "xen-save-devices-state", "remove-fd", "cont"};
     struct fixture *f = *state;
     use_qemu(f, VM_BOOT_COLD);
     assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), 0);
@@ -933,6 +1024,7 @@ int main(void)
         TEST(test_a_life),
         TEST(test_calls_out_of_turn_are_refused),
         TEST(test_each_step_may_fail_or_die),
+        TEST(test_vms_are_counted_while_they_run),
         TEST(test_limits_are_told_before_it_runs),
         TEST(test_what_cannot_be_limited_is_ended),
         TEST(test_save_answers_at_the_end_of_the_vmm),
@@ -945,6 +1037,8 @@ int main(void)
         TEST(test_qemu_engine_tells_about_itself),
         TEST(test_qemu_restore),
         TEST(test_qemu_limits),
+        TEST(test_qemu_counts),
+        TEST(test_qemu_taken_over_was_counted_before),
         TEST(test_qemu_ends_while_it_is_limited),
         TEST(test_qemu_starts_from_a_snapshot),
         TEST(test_qemu_port_of_an_adopted_vm),
