@@ -235,6 +235,34 @@ static double resident_bytes(void)
     return (double)pages * (double)sysconf(_SC_PAGESIZE);
 }
 
+static void counter(struct buf *b, const char *name, const char *help, uint64_t value)
+{
+    family(b, name, "counter", help);
+    (void)buf_printf(b, "%s %llu\n", name, (unsigned long long)value);
+}
+
+/* What only one engine counts is not there with the other: a 0 would say that nothing happened. */
+static void write_vms(struct buf *b, const struct vm_engine *e)
+{
+    struct vm_counters c;
+    vm_engine_counters(e, &c);
+    counter(b, "space_vm_disk_read_bytes_total", "Read by guests from their disks.", c.disk_read_bytes);
+    counter(b, "space_vm_disk_written_bytes_total", "Written by guests to their disks.",
+            c.disk_written_bytes);
+    counter(b, "space_vm_disk_reads_total", "Reads by guests from their disks.", c.disk_reads);
+    counter(b, "space_vm_disk_writes_total", "Writes by guests to their disks.", c.disk_writes);
+    if (strcmp(vm_engine_info(e)->name, "firecracker") != 0)
+        return;
+    counter(b, "space_vm_disk_held_back_total", "Times that a disk had to wait for its limits.",
+            c.disk_held_back);
+    counter(b, "space_vm_exits_total", "Exits of vCPUs to the VMM, for the registers of devices.", c.exits);
+    counter(b, "space_vm_socket_in_bytes_total", "Bytes to guests through their agents' channels.",
+            c.socket_in_bytes);
+    counter(b, "space_vm_socket_out_bytes_total", "Bytes from guests through their agents' channels.",
+            c.socket_out_bytes);
+    counter(b, "space_vm_counts_lost_total", "Times that a VMM's counters could not be read.", c.lost);
+}
+
 char *metrics_text(struct api *a)
 {
     const struct api_config *c = &a->config;
@@ -253,6 +281,7 @@ char *metrics_text(struct api *a)
     gauge(&b, "space_event_followers", "Clients that follow the events.", events_followers(a->events));
     gauge(&b, "space_store_healthy", "1 while the last write to the store succeeded.",
           store_healthy(c->store));
+    write_vms(&b, c->engine);
     family(&b, "space_store_commit_seconds", "histogram", "Transactions of the store.");
     write_histogram(&b, "space_store_commit_seconds", "", &a->metrics->commits);
     write_answers(&b, a->metrics);

@@ -1,4 +1,4 @@
-"""Limits of a sandbox's disk: they hold on whatever its VMM was started from, and golden snapshots do not know them."""
+"""A sandbox's disk: its limits hold on whatever its VMM was started from, golden snapshots do not know them, and what it does is counted."""
 import time
 
 from harness import host
@@ -114,3 +114,41 @@ class ServersOwn(OwnServerTest):
         self.assertTrue(before)
         self.sandbox(resources={"disk_iops": 777, "disk_mib_per_s": 5})
         self.assertEqual(goldens(), before)
+
+
+class Counters(SpaceTest):
+    def counters(self):
+        text = self.api.ok("GET", "/metrics").body.decode()
+        return {line.split(" ")[0]: int(line.split(" ")[1]) for line in text.splitlines() if line.startswith("space_vm_")}
+
+    @limit(200)
+    def test_what_a_guest_reads_and_writes_is_counted(self):
+        mib = 1 << 20
+        sb = self.sandbox()
+        before = self.counters()
+        sb.sh("dd if=/dev/zero of=/root/file bs=1M count=5 2>/dev/null && sync")
+        sb.sh("for i in $(seq 3); do dd if=/root/file of=/dev/null bs=1M iflag=direct 2>/dev/null; done")
+        sb.verb("pause")  # counted now, and not only in some seconds
+
+        def new(name):
+            return self.counters()[f"space_vm_{name}_total"] - before[f"space_vm_{name}_total"]
+        self.until(lambda: new("disk_written_bytes") >= 5 * mib and new("disk_read_bytes") >= 15 * mib, "counted bytes", 40)
+        self.assertGreaterEqual(new("disk_writes"), 5)
+        self.assertGreaterEqual(new("disk_reads"), 15)
+        if sb.get()["engine"] == "firecracker":
+            self.assertGreater(new("exits"), 0)
+            self.assertGreater(new("socket_in_bytes"), 0)
+            self.assertGreater(new("socket_out_bytes"), 0)
+            self.assertEqual(new("counts_lost"), 0)
+            held_back = new("disk_held_back")
+            slow = self.sandbox(resources={"disk_iops": IOPS})
+            slow.sh(PREPARE.format(READS) + " && " + READ.format(READS), timeout=170)
+            slow.verb("pause")
+            self.until(lambda: new("disk_held_back") > held_back, "a disk that was held back", 40)
+
+    @limit(120)
+    def test_a_running_guest_is_counted_without_a_request(self):
+        sb = self.sandbox()
+        before = self.counters()["space_vm_disk_written_bytes_total"]
+        sb.sh("dd if=/dev/zero of=/root/file bs=1M count=2 2>/dev/null && sync")
+        self.until(lambda: self.counters()["space_vm_disk_written_bytes_total"] >= before + (2 << 20), "counted bytes", 60)

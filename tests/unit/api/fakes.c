@@ -660,6 +660,16 @@ char *templates_build_log(struct templates *t, const char *release_id, struct er
 
 /* --- the rest --- */
 
+void vm_engine_counters(const struct vm_engine *e, struct vm_counters *ret)
+{
+    (void)e;
+    *ret = (struct vm_counters){.disk_read_bytes = 11,
+                                .disk_written_bytes = 12,
+                                .disk_reads = 13,
+                                .disk_writes = 1ULL << 60,
+                                .exits = 15};
+}
+
 const struct vm_engine_info *vm_engine_info(const struct vm_engine *e)
 {
     (void)e;
