@@ -50,6 +50,7 @@ static const struct {
     {ERROR_INCOMPATIBLE, 409, "incompatible_snapshot", "The snapshot does not fit this machine"},
     {ERROR_REFUSED, 502, "port_closed", "Port closed"},
     {ERROR_RESET, 502, "connection_reset", "The connection was broken off in the sandbox"},
+    {ERROR_DAMAGED, 409, "damaged_snapshot", "The snapshot is damaged"},
 };
 
 static size_t find(int code)

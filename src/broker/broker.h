@@ -163,7 +163,7 @@ enum broker_boot {
     BROKER_BOOT_COLD,     /* cold boot from the sandbox's own disk, private anonymous memory */
     BROKER_BOOT_RESTORE,  /* golden/<key>/mem mapped privately; waits for the device state */
     BROKER_BOOT_SNAPSHOT, /* the same with snapshots/<id>/mem; its state and pages are checked against
-                             the manifest's digests (ERROR_INVALID) */
+                             the manifest's digests (ERROR_DAMAGED) */
 };
 
 /* Which VMM: each has a command line of its own, and its own ways to be spoken to. */

@@ -74,7 +74,7 @@ int manifest_read(int dir_fd, const char *id, struct manifest *ret, struct error
     AUTO_JSON json_t *j = json_loadb(text, n, JSON_REJECT_DUPLICATES, NULL);
     struct manifest m = {0};
     if (!j || !from_json(j, &m) || strcmp(m.id, id) != 0)
-        return error_set(err, ERROR_INVALID, "the manifest of snapshot %s is damaged", id);
+        return error_set(err, ERROR_DAMAGED, "the manifest of snapshot %s is damaged", id);
     *ret = m;
     return 0;
 }

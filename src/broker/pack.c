@@ -257,7 +257,7 @@ struct inflate {
 
 static int damaged(const struct manifest *m, const char *why, struct error *err)
 {
-    return error_set(err, ERROR_INVALID, "snapshot %s is damaged: %s: %s", m->id, PACKED, why);
+    return error_set(err, ERROR_DAMAGED, "snapshot %s is damaged: %s: %s", m->id, PACKED, why);
 }
 
 /* Some more of the content. */

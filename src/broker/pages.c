@@ -265,7 +265,7 @@ int state_take(int dir_fd, struct manifest *m, struct error *err)
 
 static int damaged(const struct manifest *m, const char *what, struct error *err)
 {
-    return error_set(err, ERROR_INVALID, "snapshot %s is damaged: %s is not what its manifest says", m->id,
+    return error_set(err, ERROR_DAMAGED, "snapshot %s is damaged: %s is not what its manifest says", m->id,
                      what);
 }
 

@@ -49,7 +49,7 @@ struct manifest {
 /* Writes it as the last act of a snapshot, durably. */
 int manifest_write(int dir_fd, const struct manifest *m, struct error *err);
 
-/* ERROR_NOT_FOUND when there is none, ERROR_INVALID when it is damaged or another snapshot's. */
+/* ERROR_NOT_FOUND when there is none, ERROR_DAMAGED when it is damaged or another snapshot's. */
 int manifest_read(int dir_fd, const char *id, struct manifest *ret, struct error *err);
 
 /* --- pages (pages.c) --- */
@@ -94,20 +94,20 @@ int digest_of(const void *data, size_t n, char to[BROKER_DIGEST_SIZE], struct er
 /* Makes holes of pages that follow each other. */
 int pages_punch(int mem_fd, uint32_t first, size_t count, struct error *err);
 
-/* The numbers of the m->written pages, ascending, each within the memory. ERROR_INVALID when `pages` is not
+/* The numbers of the m->written pages, ascending, each within the memory. ERROR_DAMAGED when `pages` is not
  * what the manifest says. */
 int pages_read_index(int dir_fd, const struct manifest *m, uint32_t **ret, struct error *err);
 
 /* How many numbers from the i-th of `count` on follow each other, within a bound. */
 size_t pages_run(const uint32_t *numbers, uint64_t i, uint64_t count);
 
-/* Reads the written pages in order and gives them to sink (may be NULL). ERROR_INVALID when their digest is
+/* Reads the written pages in order and gives them to sink (may be NULL). ERROR_DAMAGED when their digest is
  * not the manifest's, which is known last. */
 typedef int (*pages_sink)(void *arg, const void *content, size_t n, struct error *err);
 int pages_read(int dir_fd, const struct manifest *m, const uint32_t *numbers, pages_sink sink, void *arg,
                struct error *err);
 
-/* Whether state, index and pages are what the manifest says. ERROR_INVALID when they are not. */
+/* Whether state, index and pages are what the manifest says. ERROR_DAMAGED when they are not. */
 int snapshot_check(int dir_fd, const struct manifest *m, struct error *err);
 
 /* --- snapshots that are kept long (pack.c) ---

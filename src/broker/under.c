@@ -57,14 +57,14 @@ static int parse(const unsigned char *data, size_t n, uint64_t memory_pages, str
     put_header(header, count);
     if (n != ABOVE_HEADER + count * sizeof(uint32_t) || count > ABOVE_MAX ||
         memcmp(data, header, sizeof(header)) != 0)
-        return error_set(err, ERROR_INVALID, "above is damaged");
+        return error_set(err, ERROR_DAMAGED, "above is damaged");
     AUTO_FREE uint32_t *list = calloc(count + 1, sizeof(*list));
     if (!list)
         return error_set(err, ERROR_NO_MEMORY, "out of memory");
     for (size_t i = 0; i < count; i++) {
         list[i] = bytes_get_u32(data + ABOVE_HEADER + i * sizeof(uint32_t));
         if (list[i] >= memory_pages || (i > 0 && list[i] <= list[i - 1]))
-            return error_set(err, ERROR_INVALID, "above is damaged");
+            return error_set(err, ERROR_DAMAGED, "above is damaged");
     }
     *ret = (struct numbers){.list = TAKE(list), .count = count, .room = count + 1};
     return 0;
@@ -255,7 +255,7 @@ int under_check(int dir, const struct manifest *m, struct numbers *ret, struct e
     if (rc == 0)
         rc = digest_of(data, n, found, err);
     if (rc == 0 && strcmp(found, m->above_digest) != 0)
-        rc = error_set(err, ERROR_INVALID, "snapshot %s is damaged: above is not what its manifest says",
+        rc = error_set(err, ERROR_DAMAGED, "snapshot %s is damaged: above is not what its manifest says",
                        m->id);
     return rc < 0 ? rc : parse((const unsigned char *)data, n, m->memory_bytes / MEMORY_PAGE, ret, err);
 }

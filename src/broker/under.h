@@ -45,7 +45,7 @@ int under_clear(int sandbox_dir, struct error *err);
 int under_place_golden(int golden_fd, int sandbox_dir, struct error *err);
 
 /* A VM starts from a snapshot: names both in the sandbox's directory and says which pages are better taken
- * from under it; none is possible. ERROR_INVALID when `above` is not what the manifest says. */
+ * from under it; none is possible. ERROR_DAMAGED when `above` is not what the manifest says. */
 int under_place(int snapshot_dir, int sandbox_dir, const struct manifest *m, struct under_map *ret,
                 struct error *err);
 

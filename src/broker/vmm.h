@@ -29,7 +29,7 @@ int vmm_fifo(const struct privd *p, const char *sandbox_id, int *ret_read, int *
 struct under_map;
 int vmm_memory(struct job *j, char *path, size_t size, struct under_map *map, uint64_t *file_size);
 
-/* Whether the snapshot to start from is what its manifest says: ERROR_INVALID when not. After vmm_memory,
+/* Whether the snapshot to start from is what its manifest says: ERROR_DAMAGED when not. After vmm_memory,
  * which makes it whole, and before anything of it is loaded. */
 int vmm_check_snapshot(const struct privd *p, const char *snapshot_id, struct error *err);
 

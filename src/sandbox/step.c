@@ -15,7 +15,7 @@ static void enter(struct sandbox *sb, enum step step)
 void flow_start(struct sandbox *sb)
 {
     sb->flow++;
-    sb->resumed = sb->booted_again = false;
+    sb->resumed = false;
     sb->tries = 0;
     loop_timer_stop(&sb->step_timer);
     turn_leave(sb);
@@ -43,6 +43,16 @@ void flow_phase(struct sandboxes *s, struct sandbox *sb, const char *phase)
         operation_progress(s, sb->op, phase);
 }
 
+/* What can be done next. Of a sandbox that sleeps on damaged files it is less than usual. */
+static const char *next_after(const struct sandbox *sb, const struct error *err)
+{
+    if (err->code == ERROR_DAMAGED && sb->state == SANDBOX_SUSPENDED)
+        return "the sandbox is suspended, and what it keeps on disk is damaged: it can be rolled back to "
+               "another "
+               "snapshot or deleted";
+    return sandbox_state_next(sb->state);
+}
+
 void flow_finish_with(struct sandboxes *s, struct sandbox *sb, json_t *result, const struct error *err)
 {
     struct operation *op = sb->op;
@@ -56,7 +66,7 @@ void flow_finish_with(struct sandboxes *s, struct sandbox *sb, json_t *result, c
     }
     if (err) {
         told = *err;
-        (void)error_set(&told, err->code, "%.360s; %s", err->message, sandbox_state_next(sb->state));
+        (void)error_set(&told, err->code, "%.360s; %s", err->message, next_after(sb, err));
     }
     operation_finish(s, op, result, err ? &told : NULL);
     operation_release(op);

@@ -189,21 +189,21 @@ static void test_check_finds_damage(void **state)
                  {"pages", 43}, {"mem", MEMORY_PAGE}, {"mem", (PAGES - 1) * (off_t)MEMORY_PAGE + 4095}};
     for (size_t i = 0; i < ARRAY_LEN(parts); i++) {
         flip(f, parts[i].file, parts[i].at);
-        assert_int_equal(snapshot_check(f->dir_fd, &f->m, &err), ERROR_INVALID);
+        assert_int_equal(snapshot_check(f->dir_fd, &f->m, &err), ERROR_DAMAGED);
         flip(f, parts[i].file, parts[i].at);
         assert_ok(snapshot_check(f->dir_fd, &f->m, &err), &err);
     }
     AUTO_FREE char *state_path = str_printf("%s/state", f->dir);
     assert_int_equal(truncate(state_path, 11), 0);
-    assert_int_equal(snapshot_check(f->dir_fd, &f->m, &err), ERROR_INVALID);
+    assert_int_equal(snapshot_check(f->dir_fd, &f->m, &err), ERROR_DAMAGED);
     write_state(f, "device state and more");
-    assert_int_equal(snapshot_check(f->dir_fd, &f->m, &err), ERROR_INVALID);
+    assert_int_equal(snapshot_check(f->dir_fd, &f->m, &err), ERROR_DAMAGED);
     assert_int_equal(unlinkat(f->dir_fd, "state", 0), 0);
-    assert_int_equal(snapshot_check(f->dir_fd, &f->m, &err), ERROR_INVALID);
+    assert_int_equal(snapshot_check(f->dir_fd, &f->m, &err), ERROR_DAMAGED);
     write_state(f, "device state");
     assert_ok(snapshot_check(f->dir_fd, &f->m, &err), &err);
     assert_int_equal(ftruncate(f->pages.mem_fd, MEMORY_PAGE), 0);
-    assert_int_equal(snapshot_check(f->dir_fd, &f->m, &err), ERROR_INVALID);
+    assert_int_equal(snapshot_check(f->dir_fd, &f->m, &err), ERROR_DAMAGED);
 }
 
 /* The VMM may keep its descriptor of the state: what it writes later is not the snapshot's. */
@@ -248,7 +248,7 @@ static void test_manifest(void **state)
     assert_int_equal(back.disk_bytes, 1 << 20);
     assert_string_equal(back.pages_digest, f->m.pages_digest);
     assert_ok(snapshot_check(f->dir_fd, &back, &err), &err);
-    assert_int_equal(manifest_read(f->dir_fd, other, &back, &err), ERROR_INVALID); /* another's */
+    assert_int_equal(manifest_read(f->dir_fd, other, &back, &err), ERROR_DAMAGED); /* another's */
     struct manifest disk = {.disk_bytes = 5};
     (void)str_copy(disk.id, sizeof(disk.id), other);
     (void)str_copy(disk.sandbox_id, sizeof(disk.sandbox_id), f->m.sandbox_id);
@@ -266,7 +266,7 @@ static void spoil(struct fixture *f, const char *text, const char *from, const c
     assert_non_null(at);
     AUTO_FREE char *bad = str_printf("%.*s%s%s", (int)(at - text), text, to, at + strlen(from));
     assert_ok(fs_write_atomic(f->dir_fd, "manifest", bad, strlen(bad), 0600, &err), &err);
-    if (manifest_read(f->dir_fd, f->m.id, &back, &err) != ERROR_INVALID)
+    if (manifest_read(f->dir_fd, f->m.id, &back, &err) != ERROR_DAMAGED)
         fail_msg("accepted: %s", bad);
 }
 

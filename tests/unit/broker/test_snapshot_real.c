@@ -524,7 +524,7 @@ static void refuse_to_start(const char *sn)
     v.golden_key = NULL;
     v.snapshot_id = sn;
     CALL(&real, &a, 30, broker_vmm_start, &v, on_vmm, &a);
-    assert_int_equal(a.err.code, ERROR_INVALID);
+    assert_int_equal(a.err.code, ERROR_DAMAGED);
     CALL(&real, &a, 15, broker_sandbox_remove, id, on_done, &a);
     assert_answer(&a);
 }
@@ -832,7 +832,7 @@ static void test_damage_is_refused(void **state)
         byte ^= 1;
         assert_int_equal(pwrite(file, &byte, 1, parts[i].at), 1);
         CALL(&real, &a, 10, broker_vmm_start, &v, on_vmm, &a);
-        if (a.err.code != ERROR_INVALID)
+        if (a.err.code != ERROR_DAMAGED)
             fail_msg("%s: %d %s", parts[i].file, a.err.code, a.err.message);
         byte ^= 1;
         assert_int_equal(pwrite(file, &byte, 1, parts[i].at), 1);

@@ -221,20 +221,20 @@ static void test_damaged(void **state)
         assert_int_equal(pread(file, &byte, 1, at), 1);
         byte ^= 1;
         assert_int_equal(pwrite(file, &byte, 1, at), 1);
-        assert_int_equal(under_check(f->first, &m, &above, &err), ERROR_INVALID);
+        assert_int_equal(under_check(f->first, &m, &above, &err), ERROR_DAMAGED);
         assert_ok(under_clear(f->sandbox, NULL), &err);
-        assert_int_equal(under_place(f->first, f->sandbox, &m, &map, &err), ERROR_INVALID);
+        assert_int_equal(under_place(f->first, f->sandbox, &m, &map, &err), ERROR_DAMAGED);
         byte ^= 1;
         assert_int_equal(pwrite(file, &byte, 1, at), 1);
     }
     assert_int_equal(ftruncate(file, 30), 0);
-    assert_int_equal(under_check(f->first, &m, &above, &err), ERROR_INVALID);
+    assert_int_equal(under_check(f->first, &m, &above, &err), ERROR_DAMAGED);
     /* A digest that fits makes nothing right that cannot be. */
     const unsigned char wrong[] = "SNAPOVER\0\0\0\1\0\0\x10\0\0\0\0\0\0\0\0\2\0\0\0\x9\0\0\0\x7";
     assert_int_equal(ftruncate(file, 0), 0);
     assert_int_equal(pwrite(file, wrong, 32, 0), 32);
     assert_ok(digest_of(wrong, 32, m.above_digest, &err), &err);
-    assert_int_equal(under_check(f->first, &m, &above, &err), ERROR_INVALID); /* not ascending */
+    assert_int_equal(under_check(f->first, &m, &above, &err), ERROR_DAMAGED); /* not ascending */
 }
 
 /* --- the library --- */

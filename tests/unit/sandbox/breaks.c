@@ -108,6 +108,7 @@ static const struct fault faults[] = {
     {SUSPEND, PAU, FAKE_SEAL, FAKE_FAIL, ERROR_NO_SPACE, PAU},
     {RESTORE, SUS, FAKE_CREATE_VM, FAKE_FAIL, ERROR_INTERNAL, SUS},
     {RESTORE, SUS, FAKE_LAUNCH, FAKE_FAIL, ERROR_INVALID, SUS},
+    {RESTORE, SUS, FAKE_LAUNCH, FAKE_FAIL, ERROR_DAMAGED, SUS},
     {RESTORE, SUS, FAKE_LAUNCH, FAKE_HANG, 0, SUS},
     {RESTORE, SUS, FAKE_LOAD, FAKE_FAIL, ERROR_INTERNAL, SUS},
     {RESTORE, SUS, FAKE_LOAD, FAKE_HANG, 0, SUS},
@@ -206,6 +207,8 @@ static void one_fault(struct world *w, const struct fault *f)
                    sandbox_state_name(f->to));
     if (f->what != FORK && !strstr(detail(w, op), says))
         fail_msg("%s does not say: %s", detail(w, op), says);
+    if (f->code == ERROR_DAMAGED && (strstr(detail(w, op), "whole") || strstr(detail(w, op), "restored")))
+        fail_msg("%s: of what is damaged", detail(w, op));
     usable(w, id, sn);
 }
 
