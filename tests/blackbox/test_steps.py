@@ -43,11 +43,14 @@ class Verb:
         return sb, body
 
     def ask(self, api, sb, body):
-        """The request; the operation's id when it was answered."""
+        """The request; the operation's id when it was answered. None: nobody asks for a failure."""
         if self.name == "create":
             return api.ok("POST", "/v1/sandboxes", body or {"template": "busybox"}).json["operation"]["id"]
         if self.name == "delete":
             return api.ok("DELETE", sb.path).json["operation"]["id"]
+        if self.name == "fail":
+            os.kill(self.vmm(sb.id).pid, signal.SIGKILL)
+            return None
         path = "snapshots" if self.name == "snapshot" else self.name
         return api.ok("POST", f"{sb.path}/{path}", body or None).json["operation"]["id"]
 
@@ -74,6 +77,7 @@ VARIANTS = {
     "snapshot of a suspended": Verb("snapshot", ["suspend"], {"kind": "full"}),
     "rollback of the disk": Verb("rollback", ["stop"], snapshot="disk"),
     "fork of a suspended": Verb("fork", ["suspend"], {"count": 2}),
+    "fail": Verb("fail"),
 }
 # Where a verb has led when its operation says that it succeeded.
 LEADS_TO = {"pause": "paused", "resume": "running", "stop": "stopped", "start": "running", "suspend": "suspended",
@@ -89,7 +93,11 @@ class Steps(FaultTest):
         """The points a verb passes, in order, each once."""
         sb, body = verb.prepare(self.api)
         os.truncate(self.server.passed, 0)
-        self.api.wait_operation(verb.ask(self.api, sb, body))
+        operation = verb.ask(self.api, sb, body)
+        if operation:
+            self.api.wait_operation(operation)
+        else:
+            self.wait_state(sb, "failed")
         if verb.name != "delete":
             sb.get()
         found = list(dict.fromkeys(self.passed()))
@@ -164,7 +172,7 @@ class Steps(FaultTest):
         got = sb.get()
         if got["state"] == "failed":
             self.assertTrue(got["failure"]["message"], got)
-            self.assertTrue(how != "killed" or verb.name in ("create", "delete"),
+            self.assertTrue(how != "killed" or verb.name in ("create", "delete", "fail"),
                             f"failed though its VMM lived: {got['failure']}")
             return
         if got["state"] == "deleted":
@@ -190,6 +198,7 @@ class Steps(FaultTest):
 
     def every_step(self, key, how):
         verb = {**VERBS, **VARIANTS}[key]
+        verb.vmm = self.server.vmm
         points = self.points(verb)
         self.assertTrue(points or PICK, f"{key} passes no point")
         step = 1 if ALL else 8 if how == "vmm" or key in VARIANTS else 4 if how == "crashed" else 1
