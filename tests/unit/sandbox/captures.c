@@ -452,6 +452,38 @@ static void test_fork_takes_turns(void **state)
     assert_int_equal(fake_count(FAKE_PREPARE), 9);
 }
 
+/* As many as can be asked for: each has an id of its own and runs. */
+static void test_fork_of_a_hundred(void **state)
+{
+    struct world *w = *state;
+    char id[ID_SIZE];
+    char op[ID_SIZE];
+    struct error err = ERROR_INIT;
+    w->config.max_sandboxes = 101;
+    world_restart(w);
+    world_until(w, w->started);
+    keep(id, world_running(w));
+    assert_int_equal(world_fork(w, id, "{'count':101}", op, &err), ERROR_INVALID);
+    assert_ok(world_fork(w, id, "{'count':100}", op, &err), &err);
+    world_until(w, ended(w, op));
+    assert_string_equal(world_op(w, op), "succeeded");
+    json_t *r = result_of(w, op);
+    const json_t *children = json_object_get(r, "children");
+    json_t *seen = json_object();
+    assert_int_equal(json_array_size(children), 100);
+    for (size_t i = 0; i < 100; i++) {
+        const json_t *child = json_array_get(children, i);
+        const char *its = json_string_value(json_object_get(child, "sandbox_id"));
+        assert_true(json_is_null(json_object_get(child, "error")));
+        assert_int_equal(world_state(w, its), SANDBOX_RUNNING);
+        assert_int_equal(json_object_set_new(seen, its, json_true()), 0);
+    }
+    assert_int_equal(json_object_size(seen), 100);
+    assert_int_equal(world_state(w, id), SANDBOX_RUNNING);
+    json_decref(seen);
+    json_decref(r);
+}
+
 static void test_fork_of_sleepers(void **state)
 {
     struct world *w = *state;
@@ -591,6 +623,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_rollback_refused, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_fork, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_fork_takes_turns, world_setup, world_teardown),
+        cmocka_unit_test_setup_teardown(test_fork_of_a_hundred, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_fork_of_sleepers, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_fork_refused, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_create_from_a_snapshot, world_setup, world_teardown),

@@ -36,7 +36,7 @@ static void on_guest(void *arg, const struct sandbox *sb, struct guest *g, const
 {
     struct world *w = arg;
     unsigned i = 0;
-    while (i < 31 && w->guests[i].guest && strcmp(w->guests[i].id, sandbox_id(sb)) != 0)
+    while (i < WORLD_GUESTS - 1 && w->guests[i].guest && strcmp(w->guests[i].id, sandbox_id(sb)) != 0)
         i++;
     if (g) {
         assert_null(why);
@@ -51,7 +51,7 @@ static void on_guest(void *arg, const struct sandbox *sb, struct guest *g, const
     }
     w->known = w->guests[i].guest = g;
     /* No gaps, so that the search above finds what is there. */
-    for (; !g && i < 31 && w->guests[i + 1].guest; i++) {
+    for (; !g && i < WORLD_GUESTS - 1 && w->guests[i + 1].guest; i++) {
         w->guests[i] = w->guests[i + 1];
         w->guests[i + 1].guest = NULL;
     }
@@ -70,7 +70,7 @@ static int revive(void *arg, const struct sandbox *sb, const json_t *processes, 
 {
     struct world *w = arg;
     const char *of = json_string_value(json_object_get(processes, "of"));
-    for (unsigned i = 0; i < 32 && w->guests[i].guest; i++)
+    for (unsigned i = 0; i < WORLD_GUESTS && w->guests[i].guest; i++)
         assert_string_not_equal(w->guests[i].id, sandbox_id(sb)); /* nobody knows the link yet */
     note(w, "revive%s:%s ", in_place ? "_in_place" : "", of ? "full" : "none");
     if (of && in_place)

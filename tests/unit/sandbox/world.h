@@ -12,6 +12,7 @@
 #include "sandbox/sandbox.h"
 
 #define DIGEST "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
+#define WORLD_GUESTS 128
 
 struct world {
     char *dir;
@@ -30,7 +31,7 @@ struct world {
     struct {
         char id[ID_SIZE];
         struct guest *guest;
-    } guests[32]; /* all that observers hold */
+    } guests[WORLD_GUESTS]; /* all that observers hold */
 };
 
 /* Wall clock of the controller, in ms. */
