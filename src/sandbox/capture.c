@@ -374,7 +374,8 @@ static void on_synced(void *arg, const struct error *err)
 
 static void sync_disk(struct sandbox *sb)
 {
-    step_set(sb, STEP_SYNC, SYNC_MS);
+    bool limited = sb->limits.disk_mib_per_s > 0 || sb->limits.disk_iops > 0;
+    step_set(sb, STEP_SYNC, limited ? SYNC_LIMITED_MS : SYNC_MS);
     guest_sync(sb->guest, on_synced, sb);
 }
 

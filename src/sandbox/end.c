@@ -323,7 +323,9 @@ static void stop_recorded(struct sandboxes *s, struct call *c)
     if (call_stale(c) || sb->step != STEP_COMMIT)
         return;
     step_set(sb, STEP_SHUTDOWN, SHUTDOWN_MS);
-    /* A paused guest has to run to end cleanly. */
+    /* A paused guest has to run to end cleanly. And what it still has to write would take a slow disk longer
+     * than there is time, and be lost. */
+    vm_limit(sb->vm, &(struct vm_limits){0});
     vm_resume(sb->vm, on_awake_to_stop, sb);
 }
 

@@ -40,6 +40,7 @@
 #define QUIESCE_MS 2000 /* the guest, to freeze its processes */
 #define QUIESCE_SLACK_MS 3000
 #define SYNC_MS 30000
+#define SYNC_LIMITED_MS 300000    /* with a limit of its disk's speed */
 #define SAVE_MS 60000             /* the VMM writes its device state */
 #define LOAD_MS 120000            /* and reads it */
 #define SNAPSHOT_LAUNCH_MS 300000 /* a VMM on a snapshot's memory: its digests are checked first */

@@ -48,7 +48,7 @@ struct vm {
     pid_t pid;
     char agent_socket[200];
     uint32_t agent_port;
-    bool limited;                  /* the VMM was told spec.limits */
+    struct vm_limits told;         /* what the VMM keeps to, as far as it was told */
     vm_done limit_done;            /* it is being told; gets the vm */
     bool adopted;                  /* it ran before */
     struct loop_timer count_timer; /* while it runs */

@@ -155,16 +155,18 @@ static void op_done(void *arg, const struct error *err)
 
 /* --- limits --- */
 
+/* What an earlier server, or device state, has set is what this sandbox was given: it is told again. */
 static bool must_be_told(const struct vm *vm)
 {
     const struct vm_limits *l = &vm->spec.limits;
-    return !vm->limited && (l->disk_mib_per_s > 0 || l->disk_iops > 0);
+    return l->disk_mib_per_s != vm->told.disk_mib_per_s || l->disk_iops != vm->told.disk_iops;
 }
 
 static void on_limited(void *arg, const struct error *err)
 {
     struct vm *vm = arg;
-    vm->limited = !err;
+    if (!err)
+        vm->told = vm->spec.limits;
     if (!err && vm->op == VM_OP_RESUME) {
         vm->engine->ops->resume(vm, op_done, vm);
         return;
@@ -344,7 +346,6 @@ int vm_create(struct vm_engine *e, const struct vm_spec *spec, const struct vm_e
 void vm_limit(struct vm *vm, const struct vm_limits *limits)
 {
     vm->spec.limits = *limits;
-    vm->limited = false;
 }
 
 void vm_set_events(struct vm *vm, const struct vm_events *events, void *arg)

@@ -159,8 +159,9 @@ int vm_create(struct vm_engine *e, const struct vm_spec *spec, const struct vm_e
 /* Disconnects and frees; does not end the VMM (a daemon that exits leaves it running). NULL is accepted. */
 void vm_destroy(struct vm *vm);
 
-/* Limits of a VM that does not run yet, and was made before they were known: as if they had been in its spec.
- * The VMM holds the disk to them before its vCPUs run (launch or resume), and again after an adoption. */
+/* Other limits than those in its spec, of a VM that was made before they were known, or that is to have none
+ * any more. The VMM is told within the next launch, adoption or resume, before its vCPUs run. Not while one
+ * of these is under way. */
 void vm_limit(struct vm *vm, const struct vm_limits *limits);
 
 /* Hands the VM to another owner: its events go there from now on. */

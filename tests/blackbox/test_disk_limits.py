@@ -70,6 +70,15 @@ class Limits(SpaceTest):
         # The same without a limit, in the quickest of a few tries: else what was measured is the machine.
         self.until(lambda: took(free, command) < at_least, "a disk without limits that is faster", 120)
 
+    @limit(300)
+    def test_a_stop_waits_for_what_is_not_written_yet(self):
+        sb = self.sandbox(resources={"disk_mib_per_s": 1})
+        # More than a disk of this speed takes in the time that a guest has to end.
+        wanted = sb.sh("dd if=/dev/urandom of=/root/file bs=1M count=28 2>/dev/null; md5sum </root/file", timeout=170)
+        sb.verb("stop")
+        sb.verb("start")
+        self.assertEqual(sb.sh("md5sum </root/file", timeout=170), wanted)
+
     def test_answered_and_refused(self):
         for resources, field in (({"disk_iops": 9}, "resources.disk_iops"),
                                  ({"disk_iops": 1000001}, "resources.disk_iops"),

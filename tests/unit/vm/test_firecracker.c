@@ -391,7 +391,8 @@ static void test_one_limit_only(void **state)
     assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), 0);
     assert_string_equal(
         fc_server_body(&f->server, "PATCH /drives/root"),
-        "{\"drive_id\":\"root\",\"rate_limiter\":{\"ops\":{\"size\":10,\"refill_time\":1000}}}");
+        "{\"drive_id\":\"root\",\"rate_limiter\":{\"bandwidth\":{\"size\":0,\"refill_time\":0},"
+        "\"ops\":{\"size\":10,\"refill_time\":1000}}}");
 }
 
 static void test_hanging_up_while_it_is_limited_ends_the_vmm(void **state)

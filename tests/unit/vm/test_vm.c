@@ -267,17 +267,22 @@ static void test_limits_are_told_before_it_runs(void **state)
         assert_int_equal(CALL(f, vm_resume(f->vm, on_done, f)), 0);
     assert_int_equal(fake_engine_count(f->engine, FAKE_LIMIT), 2);
     assert_int_equal(fake_engine_count(f->engine, FAKE_RESUME), 2);
+    const struct vm_limits none = {0};
+    vm_limit(f->vm, &none); /* and one that runs is told with the next resume */
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(CALL(f, vm_resume(f->vm, on_done, f)), 0);
+    assert_int_equal(fake_engine_count(f->engine, FAKE_LIMIT), 3);
     drop_vm(f);
     use_fake(f, VM_BOOT_COLD);
     assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), 0);
-    assert_int_equal(fake_engine_count(f->engine, FAKE_LIMIT), 2); /* it has none */
+    assert_int_equal(fake_engine_count(f->engine, FAKE_LIMIT), 3); /* it has none */
     drop_vm(f);
     for (int adopted = 0; adopted < 2; adopted++) {
         use_fake(f, VM_BOOT_COLD);
         vm_limit(f->vm, &slow);
         void (*const start)(struct vm *, vm_done, void *) = adopted ? vm_adopt : vm_launch;
         assert_int_equal(CALL(f, start(f->vm, on_done, f)), 0);
-        assert_int_equal(fake_engine_count(f->engine, FAKE_LIMIT), 3 + adopted);
+        assert_int_equal(fake_engine_count(f->engine, FAKE_LIMIT), 4 + adopted);
         assert_true(vm_is_running(f->vm));
         drop_vm(f);
     }
