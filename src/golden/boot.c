@@ -27,7 +27,6 @@ struct golden_boot {
     char console[CONSOLE_KEPT + 1];
     int64_t begun_at;
     bool saved;
-    bool again; /* the second and last try */
     vm_done done;
     void *arg;
     struct error failure;
@@ -213,21 +212,14 @@ static void on_launched(void *arg, const struct error *err)
     loop_timer_start(&b->timer, CONSOLE_POLL_MS);
 }
 
-static void boot(struct golden_boot *b);
-
-/* Its kernel found no timer, or panicked, before the agent was there: see src/agent/boot.c. */
 static bool boot_again(struct golden_boot *b)
 {
-    if (b->again || b->finish.queued || !b->session || !vm_was_reset(b->vm))
+    if (b->finish.queued || !b->session || !vm_launch_again(b->vm, on_launched, b))
         return false;
-    b->again = true;
     LOG(LOG_INFO, "golden boot again", "key=%s sandbox=%s", b->key, b->sandbox_id);
     loop_timer_stop(&b->timer);
     golden_session_destroy(b->session);
-    vm_destroy(b->vm);
     b->session = NULL;
-    b->vm = NULL;
-    boot(b);
     return true;
 }
 

@@ -25,16 +25,21 @@ static void vm_gone(struct sandboxes *s, struct call *c)
     vm_destroy(c->vm);
 }
 
+void guest_drop(struct sandboxes *s, struct sandbox *sb, const struct error *why)
+{
+    if (!sb->guest)
+        return;
+    struct call *c = call_new(s, sb, sb->announced ? guest_gone : guest_unseen_gone);
+    c->guest = sb->guest;
+    c->owns = true;
+    c->err = *why;
+    sb->guest = NULL;
+    sb->announced = false;
+}
+
 void machine_drop(struct sandboxes *s, struct sandbox *sb, const struct error *why)
 {
-    if (sb->guest) {
-        struct call *c = call_new(s, sb, sb->announced ? guest_gone : guest_unseen_gone);
-        c->guest = sb->guest;
-        c->owns = true;
-        c->err = *why;
-        sb->guest = NULL;
-        sb->announced = false;
-    }
+    guest_drop(s, sb, why);
     if (sb->vm) {
         struct call *c = call_new(s, sb, vm_gone);
         c->vm = sb->vm;
@@ -105,24 +110,13 @@ static bool needs_no_vm(const struct sandbox *sb)
     return sb->state == SANDBOX_SUSPENDING && (*sb->image || sb->step == STEP_SEAL);
 }
 
-/* A cold boot that ended by itself before the agent's first word: its kernel found no timer, see
- * src/agent/boot.c, or panicked. It is tried once more. */
-static bool boot_again(struct sandboxes *s, struct sandbox *sb)
-{
-    const struct error why = {.code = ERROR_GONE, .message = "the VM boots again"};
-    if (sb->state != SANDBOX_STARTING || sb->step != STEP_LINK || sb->booted_again || !vm_was_reset(sb->vm))
-        return false;
-    sb->booted_again = true;
-    LOG(LOG_INFO, "sandbox boots again", "sandbox=%s operation=%s", sb->id, sb->op ? sb->op->id : "-");
-    machine_drop(s, sb, &why);
-    boot_cold(s, sb);
-    return true;
-}
-
 void machine_exited(struct sandboxes *s, struct call *c)
 {
     struct sandbox *sb = c->sb;
-    if (!c->vm || c->vm != sb->vm || needs_no_vm(sb) || boot_again(s, sb))
+    if (!c->vm || c->vm != sb->vm || needs_no_vm(sb))
+        return;
+    /* A start whose guest has not said a word. */
+    if (sb->state == SANDBOX_STARTING && sb->step == STEP_LINK && boot_again(s, sb))
         return;
     /* The image is marked before it is used, so that the mark alone does not say that it was. */
     bool ran = sb->image_used && sb->step != STEP_COMMIT;

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/fault.h"
+#include "base/log.h"
 #include "base/str.h"
 #include "sandbox/private.h"
 
@@ -308,6 +309,18 @@ void boot_cold(struct sandboxes *s, struct sandbox *sb)
     sb->parked = false;
     step_set(sb, STEP_LAUNCH, LAUNCH_MS);
     vm_launch(sb->vm, on_launched, sb);
+}
+
+bool boot_again(struct sandboxes *s, struct sandbox *sb)
+{
+    const struct error why = {.code = ERROR_GONE, .message = "the VM boots again"};
+    if (!vm_launch_again(sb->vm, on_launched, sb))
+        return false;
+    LOG(LOG_INFO, "sandbox boots again", "sandbox=%s operation=%s", sb->id, sb->op ? sb->op->id : "-");
+    guest_drop(s, sb, &why);
+    flow_phase(s, sb, "starting the VM");
+    step_set(sb, STEP_LAUNCH, LAUNCH_MS);
+    return true;
 }
 
 static void start_parked(struct sandboxes *s, struct sandbox *sb, const struct error *err)

@@ -257,7 +257,6 @@ struct sandbox {
     enum step step;
     struct loop_timer step_timer;
     unsigned tries;
-    bool booted_again;    /* a cold boot of this flow was tried once more */
     bool resumed;         /* vm_resume of this flow has answered */
     struct error verdict; /* the operation's, when the sandbox is back in a settled state; code 0: success */
 
@@ -580,6 +579,7 @@ void machine_made(struct sandboxes *s, struct sandbox *sb); /* notes what the VM
 void machine_run(struct sandboxes *s, struct sandbox *sb);
 void machine_go(struct sandboxes *s, struct sandbox *sb); /* the same when the link object exists */
 void boot_cold(struct sandboxes *s, struct sandbox *sb);  /* from the sandbox's own disk */
+bool boot_again(struct sandboxes *s, struct sandbox *sb); /* as vm_launch_again; the guest is dropped */
 /* The VM's vCPUs stand still, its processes are frozen perhaps: runs them and confirms the identity again. */
 void machine_wake(struct sandboxes *s, struct sandbox *sb);
 
@@ -592,6 +592,7 @@ void quiesce(struct sandboxes *s, struct sandbox *sb);
 void quiesce_reach(struct sandboxes *s, struct sandbox *sb); /* the link answers now */
 /* What both a request and the controller itself do at the start of a removal. */
 void delete_enter(struct sandboxes *s, struct sandbox *sb);
+void guest_drop(struct sandboxes *s, struct sandbox *sb, const struct error *why);
 void machine_drop(struct sandboxes *s, struct sandbox *sb, const struct error *why); /* guest, vm, lease */
 void machine_exited(struct sandboxes *s, struct call *c);
 void guest_was_lost(struct sandboxes *s, struct call *c);

@@ -12,7 +12,7 @@ enum vm_state {
     VM_PAUSED,   /* vCPUs stopped */
     VM_RUNNING,
     VM_SAVED,  /* device state is written, the VMM is on its way out */
-    VM_EXITED, /* the process has ended, or never was */
+    VM_EXITED, /* the process has ended, or never was; back to NEW only by vm_launch_again */
     VM_STATES
 };
 
@@ -63,7 +63,8 @@ struct vm {
 
     struct vm_refusal *refusals; /* calls refused at once, to be answered at the end of the turn */
     struct vm_look *looks;
-    bool reset;      /* the guest has reset itself */
+    bool reset;      /* the guest has reset itself, as after a panic */
+    bool again;      /* launched a second time */
     bool *destroyed; /* set by vm_destroy during a callback */
     void *priv;      /* the engine's */
 };

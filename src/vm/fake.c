@@ -47,6 +47,7 @@ static void on_dying(struct loop_timer *t)
     char why[sizeof(f->why)];
     (void)str_copy(why, sizeof(why), f->why);
     loop_timer_stop(&f->timer);
+    vm->reset = strcmp(why, FAKE_RESET) == 0;
     vm_exited(vm, why);
 }
 

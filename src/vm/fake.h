@@ -40,7 +40,8 @@ void fake_engine_console(struct vm_engine *e, const char *text);
 /* Accepts a connection to the VM's agent socket: the guest's end, the caller's. -1 when none waits. */
 int fake_vm_accept(struct vm *vm);
 
-/* Ends the VMM as a crash would, at the end of this turn. */
+/* Ends the VMM as a crash would, at the end of this turn. why FAKE_RESET: its guest has reset itself. */
+#define FAKE_RESET "guest-reset"
 void fake_vm_die(struct vm *vm, const char *why);
 
 /* The same for every VM of the engine. */

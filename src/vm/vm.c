@@ -21,7 +21,7 @@ static const struct {
     [VM_PAUSED] = {"paused", BIT(VM_RUNNING) | BIT(VM_SAVED) | BIT(VM_EXITED)},
     [VM_RUNNING] = {"running", BIT(VM_PAUSED) | BIT(VM_SAVED) | BIT(VM_EXITED)},
     [VM_SAVED] = {"saved", BIT(VM_EXITED)},
-    [VM_EXITED] = {"exited", 0},
+    [VM_EXITED] = {"exited", BIT(VM_NEW)},
 };
 
 static const struct {
@@ -213,6 +213,21 @@ void vm_launch(struct vm *vm, vm_done done, void *arg)
     vm->calling = false;
 }
 
+bool vm_launch_again(struct vm *vm, vm_done done, void *arg)
+{
+    bool cold = vm->spec.boot == VM_BOOT_COLD || vm->spec.boot == VM_BOOT_GOLDEN;
+    if (!cold || !vm->reset || vm->again || vm->state != VM_EXITED)
+        return false;
+    vm->engine->ops->destroy(vm); /* what is left of the first process */
+    vm->agent_socket[0] = '\0';
+    vm->reset = false;
+    vm->told = (struct vm_limits){0};
+    vm->again = true;
+    (void)vm_set_state(vm, VM_NEW);
+    vm_launch(vm, done, arg);
+    return true;
+}
+
 void vm_adopt(struct vm *vm, vm_done done, void *arg)
 {
     if (!begin(vm, VM_OP_ADOPT, done, arg))
@@ -379,11 +394,6 @@ void vm_destroy(struct vm *vm)
 pid_t vm_pid(const struct vm *vm)
 {
     return vm->pid;
-}
-
-bool vm_was_reset(const struct vm *vm)
-{
-    return vm->reset;
 }
 
 bool vm_is_running(const struct vm *vm)

@@ -172,6 +172,12 @@ void vm_set_events(struct vm *vm, const struct vm_events *events, void *arg);
  * follows. */
 void vm_launch(struct vm *vm, vm_done done, void *arg);
 void vm_adopt(struct vm *vm, vm_done done, void *arg);
+
+/* For an owner who is told of the end (in `exited` or later) before the guest has said a word: launches the
+ * VM once more, as vm_launch. A kernel that finds no timer, or panics, on a host that is busy for a moment
+ * resets itself, and does better the next time. False, and nothing is done: this was no cold boot, its guest
+ * did not reset itself, or it was the second try. */
+bool vm_launch_again(struct vm *vm, vm_done done, void *arg);
 void vm_load(struct vm *vm, int state_fd, vm_done done, void *arg);
 void vm_resume(struct vm *vm, vm_done done, void *arg);
 void vm_pause(struct vm *vm, vm_done done, void *arg);
@@ -183,7 +189,6 @@ void vm_kill(struct vm *vm);
 void vm_console(struct vm *vm, vm_console_done done, void *arg);
 
 pid_t vm_pid(const struct vm *vm);                /* 0 before launch or after exit */
-bool vm_was_reset(const struct vm *vm);           /* ended because its guest reset itself, as after a panic */
 bool vm_is_running(const struct vm *vm);          /* vCPUs are running, as far as known */
 const char *vm_agent_socket(const struct vm *vm); /* path, "" before launch; good as long as the VM */
 

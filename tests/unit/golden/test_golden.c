@@ -210,6 +210,55 @@ static void test_a_sealed_golden_is_not_booted_again(void **state)
     drop(f, &again);
 }
 
+/* Begins a boot, up to a session with a guest that does not say a word. */
+static void boot_silently(struct fixture *f, struct request *r)
+{
+    unsigned guests = fake_guest_created();
+    r->f = f;
+    fake_guest_mode(FAKE_GUEST_SILENT);
+    golden_prepare(f->golden, digest, &shape, on_phase, on_done, r);
+    for (int i = 0; i < 200 && fake_guest_created() == guests; i++)
+        loop_turn(f->loop, 1);
+    assert_int_equal(fake_guest_created(), guests + 1);
+}
+
+static void die_and_come_back(struct fixture *f, const char *why)
+{
+    unsigned guests = fake_guest_created();
+    fake_engine_kill_all(f->engine, why);
+    for (int i = 0; i < 200 && fake_guest_created() == guests; i++)
+        loop_turn(f->loop, 1);
+    assert_int_equal(fake_guest_created(), guests + 1);
+}
+
+static void test_a_boot_that_resets_is_tried_once_more(void **state)
+{
+    struct fixture *f = *state;
+    struct request crashes = {0};
+    struct request resets = {0};
+    struct request works = {0};
+    make(f, 0, 0);
+    boot_silently(f, &crashes);
+    fake_engine_kill_all(f->engine, "crash");
+    wait_for(f, &crashes.dones, 1);
+    assert_int_equal(crashes.code, ERROR_UNAVAILABLE);
+    assert_int_equal(fake_engine_count(f->engine, FAKE_LAUNCH), 1);
+    boot_silently(f, &resets);
+    die_and_come_back(f, FAKE_RESET);
+    assert_int_equal(resets.dones, 0);
+    fake_engine_kill_all(f->engine, FAKE_RESET);
+    wait_for(f, &resets.dones, 1);
+    assert_int_equal(resets.code, ERROR_UNAVAILABLE);
+    assert_int_equal(fake_engine_count(f->engine, FAKE_LAUNCH), 3);
+    boot_silently(f, &works);
+    fake_guest_mode(FAKE_GUEST_WORKS);
+    die_and_come_back(f, FAKE_RESET);
+    wait_for(f, &works.dones, 1);
+    assert_int_equal(works.code, 0);
+    assert_int_equal(fake_engine_count(f->engine, FAKE_LAUNCH), 5);
+    assert_int_equal(fake_broker_sealed(f->broker), 1);
+}
+
 static void test_requests_share_one_boot(void **state)
 {
     struct fixture *f = *state;
@@ -599,6 +648,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(test_first_use_boots_then_spawns),
         TEST(test_a_sealed_golden_is_not_booted_again),
+        TEST(test_a_boot_that_resets_is_tried_once_more),
         TEST(test_requests_share_one_boot),
         TEST(test_boots_are_few_at_a_time),
         TEST(test_a_failed_boot_leaves_nothing),

@@ -35,7 +35,7 @@ struct vm {
     char socket[64];
     struct vm_events events;
     void *arg;
-    bool reset;
+    bool reset, again;
 };
 
 struct guest {
@@ -983,9 +983,14 @@ pid_t vm_pid(const struct vm *vm)
     return vm->machine ? 42 : 0;
 }
 
-bool vm_was_reset(const struct vm *vm)
+bool vm_launch_again(struct vm *vm, vm_done done, void *arg)
 {
-    return vm->reset;
+    if (!vm->reset || vm->again || vm->spec.boot != VM_BOOT_COLD)
+        return false;
+    vm->reset = false;
+    vm->again = true;
+    vm_launch(vm, done, arg);
+    return true;
 }
 
 bool vm_is_running(const struct vm *vm)

@@ -144,7 +144,7 @@ static void test_every_pair_of_states(void **state)
     static const char *const allowed[] = {
         "new>starting",   "starting>waiting", "starting>paused", "starting>running", "starting>exited",
         "waiting>paused", "waiting>exited",   "paused>running",  "paused>saved",     "paused>exited",
-        "running>paused", "running>saved",    "running>exited",  "saved>exited",
+        "running>paused", "running>saved",    "running>exited",  "saved>exited",     "exited>new",
     };
     (void)state;
     unsigned count = 0;
@@ -334,6 +334,41 @@ static void test_vms_are_counted_while_they_run(void **state)
     assert_int_equal(CALL(f, vm_pause(f->vm, on_done, f)), 0);
     vm_engine_counters(f->engine, &c);
     assert_true(c.exits == UINT64_MAX); /* not beyond */
+}
+
+static void end(struct fixture *f, const char *why)
+{
+    unsigned exits = f->exits;
+    fake_vm_die(f->vm, why);
+    wait_for(f, &f->exits, exits + 1);
+}
+
+/* Only what booted cold, only for a reset, and once. */
+static void test_launch_again(void **state)
+{
+    struct fixture *f = *state;
+    use_fake(f, VM_BOOT_GOLDEN);
+    vm_limit(f->vm, &slow);
+    assert_false(vm_launch_again(f->vm, on_done, f)); /* it was not launched */
+    assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), 0);
+    assert_false(vm_launch_again(f->vm, on_done, f)); /* it runs */
+    end(f, FAKE_RESET);
+    assert_int_equal(CALL(f, assert_true(vm_launch_again(f->vm, on_done, f))), 0);
+    assert_true(vm_is_running(f->vm));
+    assert_int_equal(fake_engine_count(f->engine, FAKE_LAUNCH), 2);
+    assert_int_equal(fake_engine_count(f->engine, FAKE_LIMIT), 2); /* the second VMM knows of no limits */
+    end(f, FAKE_RESET);
+    assert_false(vm_launch_again(f->vm, on_done, f));
+    drop_vm(f);
+    use_fake(f, VM_BOOT_COLD);
+    assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), 0);
+    end(f, "crash");
+    assert_false(vm_launch_again(f->vm, on_done, f));
+    drop_vm(f);
+    use_fake(f, VM_BOOT_RESTORE);
+    assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), 0);
+    end(f, FAKE_RESET);
+    assert_false(vm_launch_again(f->vm, on_done, f));
 }
 
 static void test_save_answers_at_the_end_of_the_vmm(void **state)
@@ -1032,6 +1067,7 @@ int main(void)
         TEST(test_vms_are_counted_while_they_run),
         TEST(test_limits_are_told_before_it_runs),
         TEST(test_what_cannot_be_limited_is_ended),
+        TEST(test_launch_again),
         TEST(test_save_answers_at_the_end_of_the_vmm),
         TEST(test_devices_are_saved_of_a_stopped_vm),
         TEST(test_a_golden_is_saved_as_a_whole),
