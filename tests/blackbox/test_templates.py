@@ -28,6 +28,15 @@ class Templates(SpaceTest):
         self.build("same")
         self.assertEqual(self.tags("same")["latest"], self.tags("busybox")["latest"])
 
+    def test_a_disk_holds_the_template_and_the_guests_identity(self):
+        """What the platform brings, kernel and agent, is not put there."""
+        with tarfile.open(rootfs.make(self.server.base, name="compared.tar")) as archive:
+            given = {"/" + name for name in archive.getnames()}
+        sb = self.sandbox()
+        self.assertEqual(set(sb.sh("find / -xdev").split()) - given,
+                         {"/", "/lost+found", "/etc/hostname", "/etc/hosts", "/etc/machine-id"})
+        self.assertEqual(sb.exec(["ls", sb.sh("readlink /proc/1/exe").strip()]).code, 1, "the agent's file is out of reach")
+
     @limit(300)
     def test_tags_move_and_releases_do_not_change(self):
         self.build("moving", extra={"/etc/release": b"one\n"}, tag="v1")
