@@ -313,6 +313,17 @@ class Change(SharedSandboxTest):
         # Read through it, as any program would.
         self.assertEqual(self.sb.read("/tmp/c/mine"), self.sb.read("/etc/passwd"))
 
+    def test_writing_through_links(self):
+        self.sb.sh("cd /root/c; ln -s dir way; ln -s nowhere dangling; ln -s round about; ln -s about round; chmod 640 one")
+        self.sb.put("/root/c/link", b"through")
+        self.assertEqual(self.sb.sh("cd /root/c; readlink link; cat one; stat -c ' %a' one"), "one\nthrough 640\n")
+        self.sb.put("/root/c/way/new", b"n")
+        self.assertEqual(self.sb.sh("cd /root/c; readlink way; cat dir/new"), "dir\nn")
+        for name in ("dangling", "about"):  # it leads nowhere: the file takes its place
+            self.sb.put(f"/root/c/{name}", b"here")
+            self.assertEqual(self.sb.sh(f"cd /root/c; stat -c %F {name}; cat {name}; ls -d nowhere 2>/dev/null || true"),
+                             "regular file\nhere")
+
     def test_wrong_bodies(self):
         for verb in ("move", "copy", "chmod", "symlink", "mkdir"):
             for body, slug in (({}, "invalid_request"), ([], "invalid_request"), ({"path": 1}, "invalid_request"),
