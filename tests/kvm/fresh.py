@@ -4,7 +4,7 @@
     fresh.py [--check PATTERN]... [--time-limit S]
 
 The committed sources are unpacked there; `make run` installs, builds, starts the server, builds a template and runs the example,
-and seed.sh looks at that template; then `make check` of the tests that match (default: test_exec). Packages come from the
+seed.sh looks at that template, and `make run` is repeated; then `make check` of the tests that match (default: test_exec). Packages come from the
 distribution's archive as this host reaches it: its apt's proxy, its addresses. Where it is not reached, the machine has the
 packages already, and `make run`, whose template needs the archive, is not run: that is said, and is no pass. All is some ten
 times slower there than on the host.
@@ -29,7 +29,7 @@ HOST_INSIDE = "10.0.2.2"  # this host, as the machine sees it
 
 STEPS = {
     "make run": "make run CLEANUP=delete && SPACE_KEY_FILE=/var/lib/space/dev.key tests/kvm/seed.sh build/src/cli/space && "
-                "build/src/cli/space doctor && make stop",
+                "build/src/cli/space doctor && make run CLEANUP=delete && make stop",
     "make check": "make check SLOWER=20 K='@CHECK@'",
 }
 
