@@ -4,10 +4,10 @@
     fresh.py [--check PATTERN]... [--time-limit S]
 
 The committed sources are unpacked there; `make run` installs, builds, starts the server, builds a template and runs the example,
-seed.sh looks at that template, and `make run` is repeated; then `make check` of the tests that match (default: test_exec). Packages come from the
-distribution's archive as this host reaches it: its apt's proxy, its addresses. Where it is not reached, the machine has the
-packages already, and `make run`, whose template needs the archive, is not run: that is said, and is no pass. All is some ten
-times slower there than on the host.
+seed.sh looks at that template, and `make run` is repeated; then `make check` of the tests that match (default: test_exec).
+Packages come from the distribution's archive as this host reaches it: its apt's proxy, its addresses. Where it is not reached,
+the machine has the packages already, and `make run`, whose template needs the archive, is not run: that is said, and is no pass.
+All is some ten times slower there than on the host.
 
 The last line is "N passed, N failed", over the steps.
 """
