@@ -238,6 +238,19 @@ static const char *on_message(void *arg, const struct proto_message *m, const st
     return NULL;
 }
 
+static unsigned char *on_place(void *arg, uint32_t channel, const struct proto_data *d, size_t done,
+                               size_t *ret_room)
+{
+    const struct file *file = file_find(arg, channel);
+    return file ? file_place(file, d, done, ret_room) : NULL;
+}
+
+static const char *on_placed(void *arg, uint32_t channel, const struct proto_data *d)
+{
+    struct file *file = file_find(arg, channel);
+    return file ? file_placed(file, d) : NULL; /* it has ended in the middle of it */
+}
+
 static void drop_connection(struct agent *a)
 {
     if (a->conn_fd < 0)
@@ -476,7 +489,7 @@ static int open_signals(void)
 
 int agent_init(struct agent *a, const struct agent_config *config)
 {
-    static const struct link_ops ops = {on_up, on_down, on_message};
+    static const struct link_ops ops = {on_up, on_down, on_message, on_place, on_placed};
     memset(a, 0, sizeof(*a));
     a->init = config->init;
     a->epoll = epoll_create1(EPOLL_CLOEXEC);

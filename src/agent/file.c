@@ -468,14 +468,36 @@ static void widen(struct file *f)
         in_widen(&f->in, WIDE_PIPE);
 }
 
-const char *file_data(struct file *f, const struct proto_data *d)
+static bool takes_data(const struct file *f)
 {
-    if (!f->writes || f->committed || d->stream != PROTO_FILE_DATA || d->fin || in_data(&f->in, d) < 0)
+    return f->writes && !f->committed;
+}
+
+/* r: of the function that has taken it. */
+static const char *took(struct file *f, int r)
+{
+    if (r < 0)
         return "file data that does not fit";
     if (f->in.received >= WIDE_FROM && f->in.window == PROTO_WRITE_WINDOW)
         widen(f);
     feed(f);
     return NULL;
+}
+
+const char *file_data(struct file *f, const struct proto_data *d)
+{
+    bool good = takes_data(f) && d->stream == PROTO_FILE_DATA && !d->fin;
+    return took(f, good ? in_data(&f->in, d) : -1);
+}
+
+unsigned char *file_place(const struct file *f, const struct proto_data *d, size_t done, size_t *ret_room)
+{
+    return takes_data(f) ? in_place(&f->in, d, done, ret_room) : NULL;
+}
+
+const char *file_placed(struct file *f, const struct proto_data *d)
+{
+    return took(f, takes_data(f) ? in_placed(&f->in, d) : -1);
 }
 
 const char *file_window(struct file *f, const struct proto_window *w)

@@ -40,6 +40,9 @@ const char *file_start(struct agent *a, uint32_t channel, const struct proto_fie
 const char *file_commit(struct file *f);
 const char *file_close(struct file *f);
 const char *file_data(struct file *f, const struct proto_data *d);
+/* Where a frame's data goes of which `done` bytes have been put there (link_ops.place), and that all has. */
+unsigned char *file_place(const struct file *f, const struct proto_data *d, size_t done, size_t *ret_room);
+const char *file_placed(struct file *f, const struct proto_data *d);
 const char *file_window(struct file *f, const struct proto_window *w);
 struct file *file_find(struct agent *a, uint32_t channel);
 bool file_reaped(struct agent *a, pid_t pid);

@@ -90,6 +90,28 @@ int in_data(struct in *i, const struct proto_data *d)
     return 0;
 }
 
+static bool continues(const struct in *i, const struct proto_data *d)
+{
+    return i->ring && !i->fin && d->offset == i->received && d->offset + d->n <= i->announced;
+}
+
+unsigned char *in_place(const struct in *i, const struct proto_data *d, size_t done, size_t *ret_room)
+{
+    if (!continues(i, d) || done >= d->n)
+        return NULL;
+    size_t at = (size_t)((d->offset + done) % i->ring_size);
+    *ret_room = d->n - done < i->ring_size - at ? d->n - done : i->ring_size - at;
+    return i->ring + at;
+}
+
+int in_placed(struct in *i, const struct proto_data *d)
+{
+    if (!continues(i, d))
+        return -1;
+    i->received += d->n;
+    return 0;
+}
+
 enum in_state in_flush(struct in *i)
 {
     while (i->fd >= 0 && buf_len(&i->held)) {

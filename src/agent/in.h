@@ -38,6 +38,13 @@ void in_widen(struct in *i, size_t window);
 /* Takes a DATA frame: -1 when it leaves a gap or goes beyond the credit; what arrived before is skipped. */
 int in_data(struct in *i, const struct proto_data *d);
 
+/* With a ring: where the bytes of d go of which `done` have been put there already, and how many of them fit
+ * in a row. NULL: d must be given to in_data. */
+unsigned char *in_place(const struct in *i, const struct proto_data *d, size_t done, size_t *ret_room);
+
+/* All of d stands where in_place said. -1: it would not have. */
+int in_placed(struct in *i, const struct proto_data *d);
+
 enum in_state {
     IN_IDLE,  /* all is written */
     IN_WAITS, /* call again once fd is writable */

@@ -5,11 +5,14 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/bytes.h"
+
 #define TX_MAX 524288
 #define TX_HIGH 65536 /* more than this waiting: no more input, which only makes more output */
 #define RX_MAX 262144
 #define SMALL 4096 /* a frame of this is copied, so that several make one write */
 #define GATHER 16384
+#define PLACE_LEAST 8192 /* less data of a file is copied from rx: it is there, or as good as */
 
 int link_init(struct link *l, int fd, const struct link_ops *ops, void *arg)
 {
@@ -42,6 +45,7 @@ void link_down(struct link *l)
 {
     bool was_up = l->up;
     l->up = false;
+    l->placing.channel = 0;
     buf_consume(&l->rx, buf_len(&l->rx));
     proto_assembly_reset(&l->assembly);
     forget_output(l);
@@ -121,6 +125,58 @@ static const char *deliver(struct link *l, const struct proto_frame *f)
     return l->ops->message(l->arg, m, f, &fields);
 }
 
+/* --- data that goes to its place as it comes --- */
+
+static unsigned char *find_place(const struct link *l, size_t *ret_room)
+{
+    const struct link_placing *g = &l->placing;
+    return l->ops->place(l->arg, g->channel, &g->data, g->done, ret_room);
+}
+
+/* A frame that is good so far and not whole. Returns what was used: its beginning, or nothing. */
+static size_t begin_placing(struct link *l, const unsigned char *p, size_t n)
+{
+    struct link_placing g = {.done = 0};
+    size_t room;
+    if (l->assembly.type || n < PROTO_DATA_BEFORE || proto_data_begin(p, &g.channel, &g.data) < 0 ||
+        g.data.stream != PROTO_FILE_DATA || g.data.fin || g.data.n < PLACE_LEAST ||
+        !l->ops->place(l->arg, g.channel, &g.data, 0, &room))
+        return 0;
+    l->placing = g;
+    return PROTO_DATA_BEFORE;
+}
+
+static void end_placing(struct link *l, uint32_t tag)
+{
+    struct link_placing g = l->placing;
+    const char *why = "a frame without its end";
+    l->placing.channel = 0;
+    if (tag == l->tag)
+        why = l->ops->placed(l->arg, g.channel, &g.data);
+    if (why)
+        lose(l, why);
+}
+
+/* What had come into rx along with the frame's beginning, and its end. Returns what was used. */
+static size_t go_on_placing(struct link *l, const unsigned char *p, size_t n)
+{
+    struct link_placing *g = &l->placing;
+    size_t left = g->data.n - g->done, room = left;
+    if (left == 0 && n < PROTO_TRAILER)
+        return 0;
+    if (left == 0) {
+        end_placing(l, bytes_get_u32(p));
+        return PROTO_TRAILER;
+    }
+    unsigned char *to = find_place(l, &room);
+    n = n < room ? n : room;
+    n = n < left ? n : left;
+    if (to)
+        memcpy(to, p, n);
+    g->done += n;
+    return n;
+}
+
 /* Handles one frame; 0 when more bytes are needed. A SYNC may stand wherever a frame may. */
 static size_t one(struct link *l, const unsigned char *p, size_t n)
 {
@@ -128,7 +184,7 @@ static size_t one(struct link *l, const unsigned char *p, size_t n)
     const char *why = NULL;
     switch (proto_frame_parse(p, n, l->tag, PROTO_FROM_HOST, PROTO_UP, &f, &why)) {
     case PROTO_SHORT:
-        return 0;
+        return begin_placing(l, p, n);
     case PROTO_WHOLE:
         if (l->assembly.type && f.type != l->assembly.type)
             why = "another message inside a continued one";
@@ -161,12 +217,30 @@ size_t link_input(struct link *l, const unsigned char *p, size_t n)
             l->more_input = true;
             break;
         }
-        size_t used = l->up ? one(l, p + at, n - at) : hunt(l, p + at, n - at);
+        size_t used;
+        if (l->placing.channel)
+            used = go_on_placing(l, p + at, n - at);
+        else
+            used = l->up ? one(l, p + at, n - at) : hunt(l, p + at, n - at);
         if (used == 0)
             break;
         at += used;
     }
     return at;
+}
+
+/* Reads once, to where it belongs. As read(2). */
+static ssize_t read_some(struct link *l)
+{
+    struct link_placing *g = &l->placing;
+    size_t room, left = g->channel ? g->data.n - g->done : 0;
+    unsigned char *to = left > 0 && !buf_len(&l->rx) ? find_place(l, &room) : NULL;
+    if (!to)
+        return buf_read(&l->rx, l->fd, PROTO_FRAME_MAX);
+    ssize_t n = read(l->fd, to, left < room ? left : room);
+    if (n > 0)
+        g->done += (size_t)n;
+    return n;
 }
 
 void link_read(struct link *l)
@@ -177,7 +251,7 @@ void link_read(struct link *l)
         buf_consume(&l->rx, used);
         if (l->more_input)
             return;
-        ssize_t n = buf_read(&l->rx, l->fd, PROTO_FRAME_MAX);
+        ssize_t n = read_some(l);
         if (n == 0)
             link_down(l);
         if (n <= 0 && !(n < 0 && errno == EINTR))

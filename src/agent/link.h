@@ -19,6 +19,20 @@ struct link_ops {
      * frame. Returns NULL, or what was wrong with it: the link then loses its synchronisation. */
     const char *(*message)(void *arg, const struct proto_message *m, const struct proto_frame *f,
                            const struct proto_fields *fields);
+    /* The data d of a file is coming, of which `done` bytes have: the memory that the next *ret_room of them
+     * go to, good until anything else of the agent is called. NULL, when nothing has come: it is taken as a
+     * message when it is whole; later: nobody wants it any more. */
+    unsigned char *(*place)(void *arg, uint32_t channel, const struct proto_data *d, size_t done,
+                            size_t *ret_room);
+    /* All of it has come, and the frame was whole. As for message. */
+    const char *(*placed)(void *arg, uint32_t channel, const struct proto_data *d);
+};
+
+/* A large frame of data on its way from the port to its place, without a stop in rx. */
+struct link_placing {
+    uint32_t channel; /* 0: none is */
+    struct proto_data data;
+    size_t done;
 };
 
 struct link {
@@ -30,6 +44,7 @@ struct link {
     struct buf rx;
     struct buf tx; /* control frames, and small ones of data */
     struct proto_assembly assembly;
+    struct link_placing placing;
     const unsigned char *current; /* a data frame that is being written, */
     size_t current_n;
     bool begun;             /* and part of it is; else what is in tx goes first */

@@ -192,6 +192,15 @@ int proto_data_get(const struct proto_frame *f, struct proto_data *ret)
     return 0;
 }
 
+int proto_data_begin(const unsigned char *p, uint32_t *ret_channel, struct proto_data *ret)
+{
+    const struct proto_frame f = {p[2], p[3], bytes_get_u32(p + 8), bytes_get_u32(p + 4), p + PROTO_HEADER};
+    if (f.type != PROTO_DATA || proto_data_get(&f, ret) < 0)
+        return -1;
+    *ret_channel = f.channel;
+    return 0;
+}
+
 void proto_data_put(unsigned char to[PROTO_DATA_PRELUDE], enum proto_stream stream, bool fin, uint64_t offset)
 {
     memset(to, 0, 8);

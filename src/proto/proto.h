@@ -295,6 +295,10 @@ struct proto_window {
 };
 
 int proto_data_get(const struct proto_frame *f, struct proto_data *ret);
+
+/* The same of the first PROTO_DATA_BEFORE bytes of a frame whose header proto_frame_parse has looked at and
+ * which is not whole. -1 also when it is no DATA. */
+int proto_data_begin(const unsigned char *p, uint32_t *ret_channel, struct proto_data *ret);
 void proto_data_put(unsigned char to[PROTO_DATA_PRELUDE], enum proto_stream stream, bool fin,
                     uint64_t offset);
 bool proto_data_send(struct buf *out, uint32_t tag, uint32_t channel, const struct proto_data *d);

@@ -17,6 +17,9 @@ struct world {
     int host;
     unsigned ups, downs, messages;
     uint8_t last;
+    unsigned char placed[70000]; /* data that has a place, in rows of at most ROW */
+    bool has_place;
+    unsigned places, wholes;
     struct buf in; /* what the host got */
     struct buf out;
 };
@@ -42,9 +45,32 @@ static const char *on_message(void *arg, const struct proto_message *m, const st
     return m->type == PROTO_RESIZE ? "a message the test dislikes" : NULL;
 }
 
+#define ROW 10000
+
+static unsigned char *on_place(void *arg, uint32_t channel, const struct proto_data *d, size_t done,
+                               size_t *ret_room)
+{
+    struct world *w = arg;
+    assert_int_equal(channel, 3);
+    assert_true(done < d->n && d->n <= sizeof(w->placed));
+    w->places++;
+    if (!w->has_place)
+        return NULL;
+    *ret_room = ROW - done % ROW;
+    return w->placed + done;
+}
+
+static const char *on_placed(void *arg, uint32_t channel, const struct proto_data *d)
+{
+    struct world *w = arg;
+    assert_int_equal(channel, 3);
+    w->wholes++;
+    return d->offset == 666 ? "data the test dislikes" : NULL;
+}
+
 static void begin(struct world *w)
 {
-    static const struct link_ops ops = {on_up, on_down, on_message};
+    static const struct link_ops ops = {on_up, on_down, on_message, on_place, on_placed};
     int ends[2];
     memset(w, 0, sizeof(*w));
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends), 0);
@@ -345,6 +371,163 @@ static void a_frame_that_has_not_begun_is_dropped(void **state)
     end(&w);
 }
 
+/* --- data that has a place --- */
+
+static const unsigned char *letters(void)
+{
+    static unsigned char bytes[60000];
+    for (size_t i = 0; i < sizeof(bytes); i++)
+        bytes[i] = (unsigned char)(i * 7 + (i >> 8));
+    return bytes;
+}
+
+static void put_data(struct world *w, uint64_t epoch, uint64_t offset, size_t n)
+{
+    struct proto_data d = {PROTO_FILE_DATA, false, offset, letters(), n};
+    assert_true(proto_data_send(&w->out, proto_epoch_tag(epoch), 3, &d));
+}
+
+static void begin_placed(struct world *w)
+{
+    begin(w);
+    w->has_place = true;
+    put_sync(w, 5, 1, PROTO_VERSION);
+    pass(w);
+}
+
+/* Hands over the first n bytes of what the host has to say, whatever then is the matter. */
+static void give(struct world *w, size_t n)
+{
+    for (size_t at = 0; at < n; link_read(&w->link)) {
+        ssize_t sent = write(w->host, buf_head(&w->out), n - at);
+        assert_true(sent > 0);
+        buf_consume(&w->out, (size_t)sent);
+        at += (size_t)sent;
+    }
+}
+
+/* Wherever it is cut, it comes to its place once, and what follows is understood. */
+static void data_goes_to_its_place(void **state)
+{
+    (void)state;
+    const size_t n = 60000, whole = PROTO_DATA_BEFORE + n + PROTO_TRAILER;
+    const size_t cuts[] = {1,     PROTO_HEADER, PROTO_DATA_BEFORE - 1,     PROTO_DATA_BEFORE, 5000,     ROW,
+                           30000, whole - 10,   whole - PROTO_TRAILER - 1, whole - 4,         whole - 1};
+    for (size_t i = 0; i < sizeof(cuts) / sizeof(cuts[0]); i++) {
+        struct world w;
+        begin_placed(&w);
+        put_data(&w, 5, 0, n);
+        put_release(&w, 5);
+        give(&w, cuts[i]);
+        assert_int_equal(w.wholes, 0);
+        if (cuts[i] < PROTO_DATA_BEFORE)
+            give(&w, 100); /* not all the rest at once */
+        /* What has a place is not kept elsewhere. */
+        assert_true(buf_len(&w.link.rx) < PROTO_DATA_BEFORE);
+        pass(&w);
+        assert_int_equal(w.wholes, 1);
+        assert_memory_equal(w.placed, letters(), n);
+        assert_int_equal(w.messages, 1);
+        assert_int_equal(w.last, PROTO_RELEASE);
+        end(&w);
+    }
+}
+
+/* What is small, is there, or has no place is a message like any other. */
+static void data_without_a_place(void **state)
+{
+    (void)state;
+    struct world w;
+    begin_placed(&w);
+    put_data(&w, 5, 0, 100);
+    give(&w, 110);
+    pass(&w);
+    assert_int_equal(w.messages, 1);
+    assert_int_equal(w.places, 0);
+    w.has_place = false;
+    put_data(&w, 5, 100, 50000);
+    give(&w, 110);
+    pass(&w);
+    assert_int_equal(w.messages, 2);
+    assert_true(w.places > 0);
+    assert_int_equal(w.wholes, 0);
+    end(&w);
+}
+
+/* Who had a place for it is gone before it is whole: the rest is dropped, and the link goes on. */
+static void a_place_that_goes(void **state)
+{
+    (void)state;
+    struct world w;
+    begin_placed(&w);
+    put_data(&w, 5, 0, 60000);
+    put_release(&w, 5);
+    give(&w, 20000);
+    w.has_place = false;
+    memset(w.placed, 0, sizeof(w.placed));
+    pass(&w);
+    assert_int_equal(w.placed[0], 0);
+    assert_int_equal(w.placed[50000], 0);
+    assert_int_equal(w.wholes, 1);
+    assert_int_equal(w.messages, 1);
+    assert_int_equal(w.downs, 0);
+    end(&w);
+}
+
+/* A host that died in the middle: its successor's padding is not taken for data. */
+static void placed_data_that_is_cut(void **state)
+{
+    (void)state;
+    static const unsigned char zeros[PROTO_PADDING];
+    for (size_t cut = PROTO_DATA_BEFORE; cut < 60040; cut += 7001) {
+        struct world w;
+        begin_placed(&w);
+        put_data(&w, 5, 0, 60000);
+        give(&w, cut);
+        buf_consume(&w.out, buf_len(&w.out));
+        assert_true(buf_append(&w.out, zeros, sizeof(zeros)));
+        put_sync(&w, 7, 1, 1);
+        put_release(&w, 7);
+        pass(&w);
+        assert_int_equal(acked(&w, 7), 1);
+        assert_int_equal(w.wholes, 0);
+        assert_int_equal(w.messages, 1);
+        end(&w);
+    }
+}
+
+/* The port's host has gone in the middle: the next epoch begins with its SYNC. */
+static void placed_data_of_a_host_that_goes(void **state)
+{
+    (void)state;
+    struct world w;
+    begin_placed(&w);
+    put_data(&w, 5, 0, 60000);
+    give(&w, 30000);
+    buf_consume(&w.out, buf_len(&w.out));
+    link_down(&w.link);
+    put_sync(&w, 6, 1, 1);
+    put_release(&w, 6);
+    pass(&w);
+    assert_int_equal(acked(&w, 6), 1);
+    assert_int_equal(w.wholes, 0);
+    assert_int_equal(w.messages, 1);
+    end(&w);
+}
+
+static void placed_data_that_is_refused(void **state)
+{
+    (void)state;
+    struct world w;
+    begin_placed(&w);
+    put_data(&w, 5, 666, 60000);
+    give(&w, 30000);
+    pass(&w);
+    assert_true(told_lost(&w, 5));
+    assert_false(w.link.up);
+    end(&w);
+}
+
 static void the_host_goes_away(void **state)
 {
     (void)state;
@@ -374,6 +557,12 @@ int main(void)
         cmocka_unit_test(a_frame_outlives_its_ring),
         cmocka_unit_test(small_frames_go_together),
         cmocka_unit_test(a_frame_that_has_not_begun_is_dropped),
+        cmocka_unit_test(data_goes_to_its_place),
+        cmocka_unit_test(data_without_a_place),
+        cmocka_unit_test(a_place_that_goes),
+        cmocka_unit_test(placed_data_that_is_cut),
+        cmocka_unit_test(placed_data_of_a_host_that_goes),
+        cmocka_unit_test(placed_data_that_is_refused),
         cmocka_unit_test(the_host_goes_away),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
