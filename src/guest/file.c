@@ -6,7 +6,7 @@
 #include "base/cleanup.h"
 #include "guest/internal.h"
 
-#define PUSH_PART (60u << 10)
+#define PUSH_PART (PROTO_PAYLOAD_MAX - PROTO_DATA_PRELUDE)
 #define TELL_FRAMES 32 /* the agent keeps at most some hundred that it has no word of, however small */
 /* What is read and turns out to be large: each word to the agent interrupts it, so they are few. An agent of
  * an earlier release keeps what it has no word of, and holds less than such a step: nothing comes any more

@@ -20,6 +20,7 @@
 #define QUEUE_DEFAULT ((size_t)256 * 1024 * 1024)
 #define PLACE_RETRY_S 5
 #define BACKLOG 1024
+#define ROUNDS 4 /* the library reads 16 KiB at a time: what comes of a body in a turn makes one piece */
 #define RESTLESS_MAX 2000 /* looks without a pause: work, or a connection that keeps the library awake */
 
 /* --- what there is for all --- */
@@ -39,11 +40,14 @@ static void run_library(struct http_server *s)
 {
     assert(!s->running);
     loop_defer_cancel(s->loop, &s->run);
-    s->running = true;
-    (void)MHD_run(s->mhd);
-    s->running = false;
     MHD_UNSIGNED_LONG_LONG ms;
-    bool timeout = MHD_get_timeout(s->mhd, &ms) == MHD_YES;
+    bool timeout = true;
+    s->running = true;
+    for (unsigned i = 0; i < ROUNDS && timeout && (i == 0 || ms == 0); i++) {
+        (void)MHD_run(s->mhd);
+        timeout = MHD_get_timeout(s->mhd, &ms) == MHD_YES;
+    }
+    s->running = false;
     s->restless = timeout && ms == 0 ? s->restless + 1 : 0;
     if (s->restless >= RESTLESS_MAX) {
         s->restless = 0;
