@@ -66,6 +66,8 @@ int fixture_setup(void **state)
     assert_non_null(f);
     f->dir = unit_mkdir();
     f->process[0] = f->process[1] = -1;
+    f->state_fd = open(f->dir, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+    assert_true(f->state_fd >= 0);
     assert_int_equal(loop_create(&f->loop, NULL), 0);
     f->broker = fake_broker_create(f->loop, f->dir);
     *state = f;
@@ -93,9 +95,11 @@ void fixture_drop(struct fixture *f)
 
 int fixture_teardown(void **state)
 {
-    static const char *const files[] = {"firecracker", "api.sock", "state", "vmm.log", "other.sock"};
+    static const char *const files[] = {"firecracker", "api.sock",   "state",
+                                        "vmm.log",     "other.sock", "metrics"};
     struct fixture *f = *state;
     fixture_drop(f);
+    fixture_close(&f->state_fd);
     vm_engine_destroy(f->engine);
     fake_broker_destroy(f->broker);
     loop_destroy(f->loop);
@@ -162,15 +166,21 @@ static void make_vm(struct fixture *f, enum vm_boot boot)
     assert_int_equal(vm_create(f->engine, &spec, &fixture_events, f, &f->vm, NULL), 0);
 }
 
+void fixture_play_firecracker(struct fixture *f)
+{
+    assert_int_equal(pipe2(f->process, O_CLOEXEC), 0);
+    fc_server_start(&f->fc, f->loop, f->dir);
+    f->fc.arg = f;
+    f->fc_plays = true;
+}
+
 void fixture_use_firecracker(struct fixture *f, enum vm_boot boot)
 {
     struct error err = ERROR_INIT;
     if (!f->engine)
         assert_ok(fixture_firecracker(f, "1.16.1", &err), &err);
-    assert_int_equal(pipe2(f->process, O_CLOEXEC), 0);
-    fc_server_start(&f->fc, f->loop, f->dir);
-    f->fc.arg = f;
-    f->fc_plays = true;
+    if (!f->fc_plays)
+        fixture_play_firecracker(f);
     fake_broker_firecracker(f->broker, f->dir, f->process[0], fixture_die, f);
     make_vm(f, boot);
 }

@@ -17,6 +17,7 @@ struct fixture {
     struct qmp_server qmp;
     struct fc_server fc;
     bool qmp_plays, fc_plays;
+    int state_fd;   /* a file, for device state */
     int process[2]; /* stands for the VMM's pidfd: readable once the other end is closed */
     unsigned dones, exits;
     int code;
@@ -42,6 +43,9 @@ struct vm_spec fixture_spec(enum vm_boot boot);
 int fixture_firecracker(struct fixture *f, const char *version, struct error *err);
 /* QEMU's engine, without KVM; skips the test where QEMU is not installed, for the engine asks it. */
 void fixture_qemu(struct fixture *f);
+
+/* Firecracker's VMM alone. */
+void fixture_play_firecracker(struct fixture *f);
 
 /* The engine, where there is none yet, a VMM that is played, and a VM that is not started. */
 void fixture_use_firecracker(struct fixture *f, enum vm_boot boot);

@@ -1,173 +1,23 @@
-#include "unit.h"
+#include "fixture.h"
 
 #include <fcntl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
 
-#include "fake_broker.h"
-#include "fc_server.h"
 #include "proto/proto.h"
 #include "vm/firecracker.h"
 #include "vm/firecracker_version.h"
 
-struct fixture {
-    struct loop *loop;
-    char *dir;
-    struct broker *broker;
-    struct vm_engine *engine;
-    struct vm *vm;
-    struct fc_server server;
-    int process[2]; /* stands for the VMM's pidfd: readable once the other end is closed */
-    int state_fd;
-    unsigned dones, exits;
-    int code;
-    char text[ERROR_MESSAGE_MAX];
-    char why[300];
-    const char *order; /* what of the two the VMM ends at */
-};
-
-static void on_exited(void *arg, const char *why)
-{
-    struct fixture *f = arg;
-    f->exits++;
-    (void)snprintf(f->why, sizeof(f->why), "%s", why);
-}
-
-static const struct vm_events events = {.exited = on_exited};
-
-static void on_done(void *arg, const struct error *err)
-{
-    struct fixture *f = arg;
-    f->dones++;
-    f->code = err ? err->code : 0;
-    (void)snprintf(f->text, sizeof(f->text), "%s", err ? err->message : "");
-}
-
-static void on_console(void *arg, const struct error *err, const char *text)
-{
-    struct fixture *f = arg;
-    f->dones++;
-    f->code = err ? err->code : 0;
-    (void)snprintf(f->text, sizeof(f->text), "%s", err ? err->message : text);
-}
-
-static void put_file(const struct fixture *f, const char *name, const void *data, size_t n)
-{
-    char path[200];
-    (void)snprintf(path, sizeof(path), "%s/%s", f->dir, name);
-    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-    assert_true(fd >= 0);
-    assert_int_equal(write(fd, data, n), n);
-    (void)close(fd);
-}
-
-static void remove_file(const struct fixture *f, const char *name)
-{
-    char path[200];
-    (void)snprintf(path, sizeof(path), "%s/%s", f->dir, name);
-    (void)unlink(path);
-}
-
-/* A program that says what Firecracker says. */
-static void put_program(const struct fixture *f, const char *version)
-{
-    char text[200];
-    char path[200];
-    int n =
-        snprintf(text, sizeof(text), "#!/bin/sh\necho 'Firecracker v%s'\necho\necho 'exiting'\n", version);
-    put_file(f, "firecracker", text, (size_t)n);
-    (void)snprintf(path, sizeof(path), "%s/firecracker", f->dir);
-    assert_int_equal(chmod(path, 0755), 0);
-}
-
-static int make_engine(struct fixture *f, const char *version, struct error *err)
-{
-    char path[200];
-    put_program(f, version);
-    (void)snprintf(path, sizeof(path), "%s/firecracker", f->dir);
-    const struct vm_engine_config config = {
-        .choice = VM_ENGINE_FIRECRACKER, .kvm_works = true, .kvm_why = "a guest ran", .firecracker = path};
-    return vm_engine_create(f->loop, f->broker, &config, &f->engine, err);
-}
-
+/* The VMM is there before the VM is: a test says beforehand what it will do. */
 static int setup(void **state)
 {
     struct error err = ERROR_INIT;
-    struct fixture *f = calloc(1, sizeof(*f));
-    assert_non_null(f);
-    f->dir = unit_mkdir();
-    f->state_fd = open(f->dir, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
-    assert_true(f->state_fd >= 0);
-    assert_int_equal(pipe2(f->process, O_CLOEXEC), 0);
-    assert_int_equal(loop_create(&f->loop, NULL), 0);
-    f->broker = fake_broker_create(f->loop, f->dir);
-    assert_ok(make_engine(f, "1.16.1", &err), &err);
-    fc_server_start(&f->server, f->loop, f->dir);
-    f->server.arg = f;
-    *state = f;
-    return 0;
-}
-
-static void end_process(struct fixture *f)
-{
-    if (f->process[1] >= 0)
-        (void)close(f->process[1]);
-    f->process[1] = -1;
-}
-
-static int teardown(void **state)
-{
-    static const char *const files[] = {"firecracker", "api.sock",   "state",
-                                        "vmm.log",     "other.sock", "metrics"};
+    (void)fixture_setup(state);
     struct fixture *f = *state;
-    vm_destroy(f->vm);
-    vm_engine_destroy(f->engine);
-    fc_server_stop(&f->server);
-    fake_broker_destroy(f->broker);
-    end_process(f);
-    (void)close(f->process[0]);
-    (void)close(f->state_fd);
-    loop_destroy(f->loop);
-    for (size_t i = 0; i < sizeof(files) / sizeof(files[0]); i++)
-        remove_file(f, files[i]);
-    assert_int_equal(rmdir(f->dir), 0);
-    free(f->dir);
-    free(f);
+    assert_ok(fixture_firecracker(f, "1.16.1", &err), &err);
+    fixture_play_firecracker(f);
     return 0;
-}
-
-static void wait_for(struct fixture *f, const unsigned *counter, unsigned value)
-{
-    for (int i = 0; i < 800 && *counter < value; i++)
-        loop_turn(f->loop, 5);
-    assert_int_equal(*counter, value);
-}
-
-/* One call's answer: 0 or its error code. Checks that it does not come from inside the call. */
-#define CALL(f, call)                            \
-    ({                                           \
-        unsigned before_ = (f)->dones;           \
-        call;                                    \
-        assert_int_equal((f)->dones, before_);   \
-        wait_for((f), &(f)->dones, before_ + 1); \
-        (f)->code;                               \
-    })
-
-static void on_kill(void *arg)
-{
-    end_process(arg);
-}
-
-static void use(struct fixture *f, enum vm_boot boot)
-{
-    struct vm_spec spec = {.boot = boot, .shape = {.vcpus = 2, .memory_mib = 256, .disk_mib = 512}};
-    id_new("sb", spec.sandbox_id);
-    id_new("sn", spec.snapshot_id);
-    (void)snprintf(spec.golden_key, sizeof(spec.golden_key), "key");
-    memset(spec.platform, 'a', sizeof(spec.platform) - 1);
-    fake_broker_firecracker(f->broker, f->dir, f->process[0], on_kill, f);
-    assert_int_equal(vm_create(f->engine, &spec, &events, f, &f->vm, NULL), 0);
 }
 
 /* Bit by bit, as the checksum is defined. */
@@ -196,7 +46,7 @@ static void write_state(struct fc_server *s, const char *request)
 {
     unsigned char data[264];
     if (strcmp(request, "PUT /snapshot/create") == 0)
-        put_file(s->arg, "state", data, make_state(data));
+        fixture_put(s->arg, "state", data, make_state(data));
 }
 
 /* --- its parts --- */
@@ -301,7 +151,7 @@ static void test_engine_tells_about_itself(void **state)
     assert_non_null(strstr(err.message, "qemu"));
     vm_engine_destroy(f->engine);
     f->engine = NULL;
-    assert_int_equal(make_engine(f, "1.11.2", &err), ERROR_UNSUPPORTED);
+    assert_int_equal(fixture_firecracker(f, "1.11.2", &err), ERROR_UNSUPPORTED);
     assert_non_null(strstr(err.message, "1.11.2"));
     assert_non_null(strstr(err.message, "1.12"));
 }
@@ -309,22 +159,22 @@ static void test_engine_tells_about_itself(void **state)
 static void test_cold_boot(void **state)
 {
     struct fixture *f = *state;
-    use(f, VM_BOOT_COLD);
-    assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), 0);
+    fixture_use_firecracker(f, VM_BOOT_COLD);
+    assert_int_equal(CALL(f, vm_launch(f->vm, fixture_done, f)), 0);
     static const char *const order[] = {"GET /version",     "PUT /machine-config", "PUT /boot-source",
                                         "PUT /drives/root", "PUT /vsock",          "PUT /entropy",
                                         "PUT /actions"};
-    assert_int_equal(f->server.count, 7);
+    assert_int_equal(f->fc.count, 7);
     for (unsigned i = 0; i < 7; i++)
-        assert_string_equal(f->server.requests[i], order[i]);
+        assert_string_equal(f->fc.requests[i], order[i]);
     const struct broker_vmm *asked = fake_broker_last_vmm(f->broker);
     assert_int_equal(asked->kind, BROKER_VMM_FIRECRACKER);
     assert_true(asked->kvm);
-    assert_string_equal(fc_server_body(&f->server, "PUT /machine-config"),
+    assert_string_equal(fc_server_body(&f->fc, "PUT /machine-config"),
                         "{\"vcpu_count\":2,\"mem_size_mib\":256}");
     char port[40];
     (void)snprintf(port, sizeof(port), "space.vsock=%d\"", PROTO_VSOCK_PORT);
-    assert_non_null(strstr(fc_server_body(&f->server, "PUT /boot-source"), port));
+    assert_non_null(strstr(fc_server_body(&f->fc, "PUT /boot-source"), port));
     assert_true(vm_is_running(f->vm));
     assert_int_equal(vm_agent_port(f->vm), PROTO_VSOCK_PORT);
     assert_int_equal(strncmp(vm_agent_socket(f->vm), "/proc/self/fd/", 14), 0);
@@ -333,20 +183,20 @@ static void test_cold_boot(void **state)
 static void test_refused_step_ends_the_vmm(void **state)
 {
     struct fixture *f = *state;
-    use(f, VM_BOOT_COLD);
-    f->server.refuse = "PUT /drives/root";
-    assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), ERROR_UNAVAILABLE);
+    fixture_use_firecracker(f, VM_BOOT_COLD);
+    f->fc.refuse = "PUT /drives/root";
+    assert_int_equal(CALL(f, vm_launch(f->vm, fixture_done, f)), ERROR_UNAVAILABLE);
     assert_non_null(strstr(f->text, "no such luck"));
-    assert_int_equal(fc_server_got(&f->server, "PUT /actions"), 0);
+    assert_int_equal(fc_server_got(&f->fc, "PUT /actions"), 0);
     assert_int_equal(fake_broker_count(f->broker, "vmm_kill"), 1);
 }
 
 static void test_replaced_program(void **state)
 {
     struct fixture *f = *state;
-    use(f, VM_BOOT_COLD);
-    f->server.version = "1.17.0";
-    assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), ERROR_CONFLICT);
+    fixture_use_firecracker(f, VM_BOOT_COLD);
+    f->fc.version = "1.17.0";
+    assert_int_equal(CALL(f, vm_launch(f->vm, fixture_done, f)), ERROR_CONFLICT);
     assert_non_null(strstr(f->text, "restart spaced"));
 }
 
@@ -355,8 +205,8 @@ static void test_too_much_memory(void **state)
     struct fixture *f = *state;
     struct vm_spec spec = {.boot = VM_BOOT_COLD, .shape = {.vcpus = 1, .memory_mib = 4096, .disk_mib = 64}};
     id_new("sb", spec.sandbox_id);
-    assert_int_equal(vm_create(f->engine, &spec, &events, f, &f->vm, NULL), 0);
-    assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), ERROR_UNSUPPORTED);
+    assert_int_equal(vm_create(f->engine, &spec, &fixture_events, f, &f->vm, NULL), 0);
+    assert_int_equal(CALL(f, vm_launch(f->vm, fixture_done, f)), ERROR_UNSUPPORTED);
     assert_int_equal(fake_broker_count(f->broker, "vmm_start"), 0);
 }
 
@@ -365,32 +215,32 @@ static const struct vm_limits slow = {.disk_mib_per_s = 3, .disk_iops = 70};
 static void test_limits(void **state)
 {
     struct fixture *f = *state;
-    use(f, VM_BOOT_RESTORE);
-    f->server.on_request = write_state;
+    fixture_use_firecracker(f, VM_BOOT_RESTORE);
+    f->fc.on_request = write_state;
     vm_limit(f->vm, &slow);
-    assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), 0);
-    assert_int_equal(CALL(f, vm_load(f->vm, f->state_fd, on_done, f)), 0);
-    assert_int_equal(fc_server_got(&f->server, "PATCH /drives/root"), 0);
-    f->server.refuse = "PATCH /drives/root";
-    assert_int_equal(CALL(f, vm_resume(f->vm, on_done, f)), ERROR_UNAVAILABLE);
-    assert_int_equal(fc_server_got(&f->server, "PATCH /vm"), 0);
-    f->server.refuse = NULL;
-    assert_int_equal(CALL(f, vm_resume(f->vm, on_done, f)), 0);
-    assert_string_equal(fc_server_body(&f->server, "PATCH /drives/root"),
+    assert_int_equal(CALL(f, vm_launch(f->vm, fixture_done, f)), 0);
+    assert_int_equal(CALL(f, vm_load(f->vm, f->state_fd, fixture_done, f)), 0);
+    assert_int_equal(fc_server_got(&f->fc, "PATCH /drives/root"), 0);
+    f->fc.refuse = "PATCH /drives/root";
+    assert_int_equal(CALL(f, vm_resume(f->vm, fixture_done, f)), ERROR_UNAVAILABLE);
+    assert_int_equal(fc_server_got(&f->fc, "PATCH /vm"), 0);
+    f->fc.refuse = NULL;
+    assert_int_equal(CALL(f, vm_resume(f->vm, fixture_done, f)), 0);
+    assert_string_equal(fc_server_body(&f->fc, "PATCH /drives/root"),
                         "{\"drive_id\":\"root\",\"rate_limiter\":{\"bandwidth\":{\"size\":3145728,"
                         "\"refill_time\":1000},\"ops\":{\"size\":70,\"refill_time\":1000}}}");
-    assert_int_equal(fc_server_got(&f->server, "PATCH /vm"), 1);
+    assert_int_equal(fc_server_got(&f->fc, "PATCH /vm"), 1);
 }
 
 static void test_one_limit_only(void **state)
 {
     struct fixture *f = *state;
     const struct vm_limits only = {.disk_iops = 10};
-    use(f, VM_BOOT_COLD);
+    fixture_use_firecracker(f, VM_BOOT_COLD);
     vm_limit(f->vm, &only);
-    assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), 0);
+    assert_int_equal(CALL(f, vm_launch(f->vm, fixture_done, f)), 0);
     assert_string_equal(
-        fc_server_body(&f->server, "PATCH /drives/root"),
+        fc_server_body(&f->fc, "PATCH /drives/root"),
         "{\"drive_id\":\"root\",\"rate_limiter\":{\"bandwidth\":{\"size\":0,\"refill_time\":0},"
         "\"ops\":{\"size\":10,\"refill_time\":1000}}}");
 }
@@ -398,22 +248,22 @@ static void test_one_limit_only(void **state)
 static void test_hanging_up_while_it_is_limited_ends_the_vmm(void **state)
 {
     struct fixture *f = *state;
-    use(f, VM_BOOT_COLD);
+    fixture_use_firecracker(f, VM_BOOT_COLD);
     vm_limit(f->vm, &slow);
-    f->server.hangs_up = "PATCH /drives/root";
-    assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), ERROR_GONE);
+    f->fc.hangs_up = "PATCH /drives/root";
+    assert_int_equal(CALL(f, vm_launch(f->vm, fixture_done, f)), ERROR_GONE);
     assert_int_equal(fake_broker_count(f->broker, "vmm_kill"), 1);
     assert_int_equal(f->exits, 1);
 }
 
 static void start_restored(struct fixture *f)
 {
-    use(f, VM_BOOT_RESTORE);
-    f->server.on_request = write_state;
-    assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), 0);
-    assert_int_equal(CALL(f, vm_load(f->vm, f->state_fd, on_done, f)), 0);
-    assert_non_null(strstr(fc_server_body(&f->server, "PUT /snapshot/load"), "\"resume_vm\":false"));
-    assert_int_equal(CALL(f, vm_resume(f->vm, on_done, f)), 0);
+    fixture_use_firecracker(f, VM_BOOT_RESTORE);
+    f->fc.on_request = write_state;
+    assert_int_equal(CALL(f, vm_launch(f->vm, fixture_done, f)), 0);
+    assert_int_equal(CALL(f, vm_load(f->vm, f->state_fd, fixture_done, f)), 0);
+    assert_non_null(strstr(fc_server_body(&f->fc, "PUT /snapshot/load"), "\"resume_vm\":false"));
+    assert_int_equal(CALL(f, vm_resume(f->vm, fixture_done, f)), 0);
 }
 
 static void test_lines_of_counters(void **state)
@@ -468,9 +318,9 @@ static void make_pipe(struct fixture *f, int *ret_writer)
 /* Pauses a VM that runs, which has it counted, and waits until it was. */
 static void counted(struct fixture *f, struct vm_counters *ret)
 {
-    unsigned asked = fc_server_got(&f->server, "PUT /actions");
-    assert_int_equal(CALL(f, vm_pause(f->vm, on_done, f)), 0);
-    for (int i = 0; i < 400 && fc_server_got(&f->server, "PUT /actions") == asked; i++)
+    unsigned asked = fc_server_got(&f->fc, "PUT /actions");
+    assert_int_equal(CALL(f, vm_pause(f->vm, fixture_done, f)), 0);
+    for (int i = 0; i < 400 && fc_server_got(&f->fc, "PUT /actions") == asked; i++)
         loop_turn(f->loop, 5);
     for (int i = 0; i < 10; i++)
         loop_turn(f->loop, 5);
@@ -491,11 +341,11 @@ static void test_counters_through_the_pipe(void **state)
     start_restored(f);
     say(writer, "{\"block\":{\"read_count\":3}}\n{\"block\":{\"read_count\":4}}\n{\"block\":{\"re");
     counted(f, &c);
-    assert_string_equal(fc_server_body(&f->server, "PUT /actions"), "{\"action_type\":\"FlushMetrics\"}");
+    assert_string_equal(fc_server_body(&f->fc, "PUT /actions"), "{\"action_type\":\"FlushMetrics\"}");
     assert_int_equal(c.disk_reads, 7);
     assert_int_equal(c.lost, 0);
     /* The rest of the line, one that is none, and one at the VMM's end. */
-    assert_int_equal(CALL(f, vm_resume(f->vm, on_done, f)), 0);
+    assert_int_equal(CALL(f, vm_resume(f->vm, fixture_done, f)), 0);
     say(writer, "ad_count\":10}}\nnonsense\n");
     counted(f, &c);
     assert_int_equal(c.disk_reads, 17);
@@ -522,7 +372,7 @@ static void test_a_flood_in_the_pipe(void **state)
         ;
     counted(f, &c);
     assert_int_equal(c.disk_reads, 0);
-    assert_int_equal(CALL(f, vm_resume(f->vm, on_done, f)), 0);
+    assert_int_equal(CALL(f, vm_resume(f->vm, fixture_done, f)), 0);
     say(writer, "\n{\"block\":{\"read_count\":5}}\n");
     counted(f, &c);
     assert_int_equal(c.disk_reads, 5);
@@ -534,12 +384,12 @@ static void test_what_is_no_pipe_is_not_read(void **state)
     struct fixture *f = *state;
     struct vm_counters c;
     static const char line[] = "{\"block\":{\"read_count\":5}}\n";
-    put_file(f, "metrics", line, sizeof(line) - 1);
+    fixture_put(f, "metrics", line, sizeof(line) - 1);
     start_restored(f);
-    assert_int_equal(CALL(f, vm_pause(f->vm, on_done, f)), 0);
+    assert_int_equal(CALL(f, vm_pause(f->vm, fixture_done, f)), 0);
     for (int i = 0; i < 10; i++)
         loop_turn(f->loop, 5);
-    assert_int_equal(fc_server_got(&f->server, "PUT /actions"), 0);
+    assert_int_equal(fc_server_got(&f->fc, "PUT /actions"), 0);
     vm_engine_counters(f->engine, &c);
     assert_int_equal(c.disk_reads, 0);
 }
@@ -549,17 +399,17 @@ static void test_a_pause_is_followed_by_a_reset(void **state)
     struct fixture *f = *state;
     start_restored(f);
     /* What was loaded has the reset in it. */
-    assert_int_equal(fc_server_got(&f->server, "PUT /snapshot/create"), 0);
-    assert_int_equal(fc_server_got(&f->server, "PATCH /vm"), 1);
-    assert_int_equal(CALL(f, vm_resume(f->vm, on_done, f)), 0); /* runs already */
-    assert_int_equal(fc_server_got(&f->server, "PATCH /vm"), 1);
-    assert_int_equal(CALL(f, vm_pause(f->vm, on_done, f)), 0);
-    assert_int_equal(CALL(f, vm_pause(f->vm, on_done, f)), 0);
-    assert_int_equal(fc_server_got(&f->server, "PATCH /vm"), 2);
-    assert_int_equal(CALL(f, vm_resume(f->vm, on_done, f)), 0);
-    assert_int_equal(fc_server_got(&f->server, "PUT /snapshot/create"), 1);
-    assert_string_equal(f->server.requests[f->server.count - 1], "PATCH /vm");
-    assert_string_equal(fc_server_body(&f->server, "PATCH /vm"), "{\"state\":\"Resumed\"}");
+    assert_int_equal(fc_server_got(&f->fc, "PUT /snapshot/create"), 0);
+    assert_int_equal(fc_server_got(&f->fc, "PATCH /vm"), 1);
+    assert_int_equal(CALL(f, vm_resume(f->vm, fixture_done, f)), 0); /* runs already */
+    assert_int_equal(fc_server_got(&f->fc, "PATCH /vm"), 1);
+    assert_int_equal(CALL(f, vm_pause(f->vm, fixture_done, f)), 0);
+    assert_int_equal(CALL(f, vm_pause(f->vm, fixture_done, f)), 0);
+    assert_int_equal(fc_server_got(&f->fc, "PATCH /vm"), 2);
+    assert_int_equal(CALL(f, vm_resume(f->vm, fixture_done, f)), 0);
+    assert_int_equal(fc_server_got(&f->fc, "PUT /snapshot/create"), 1);
+    assert_string_equal(f->fc.requests[f->fc.count - 1], "PATCH /vm");
+    assert_string_equal(fc_server_body(&f->fc, "PATCH /vm"), "{\"state\":\"Resumed\"}");
 }
 
 static void test_device_state_without_memory(void **state)
@@ -568,12 +418,12 @@ static void test_device_state_without_memory(void **state)
     unsigned char want[264];
     unsigned char got[300];
     start_restored(f);
-    assert_int_equal(CALL(f, vm_pause(f->vm, on_done, f)), 0);
-    assert_int_equal(CALL(f, vm_save_devices(f->vm, f->state_fd, on_done, f)), 0);
+    assert_int_equal(CALL(f, vm_pause(f->vm, fixture_done, f)), 0);
+    assert_int_equal(CALL(f, vm_save_devices(f->vm, f->state_fd, fixture_done, f)), 0);
     assert_int_equal(pread(f->state_fd, got, sizeof(got), 0), make_state(want));
     assert_memory_equal(got, want, sizeof(want));
-    assert_int_equal(CALL(f, vm_resume(f->vm, on_done, f)), 0);
-    assert_int_equal(fc_server_got(&f->server, "PUT /snapshot/create"), 1); /* and that was the reset */
+    assert_int_equal(CALL(f, vm_resume(f->vm, fixture_done, f)), 0);
+    assert_int_equal(fc_server_got(&f->fc, "PUT /snapshot/create"), 1); /* and that was the reset */
 }
 
 /* Leaves in the VMM's directory what it would take to mislead who reads it. */
@@ -583,7 +433,7 @@ static void write_link(struct fc_server *s, const char *request)
     char path[200];
     if (strcmp(request, "PUT /snapshot/create") != 0)
         return;
-    remove_file(f, "state");
+    fixture_remove(f, "state");
     (void)snprintf(path, sizeof(path), "%s/state", f->dir);
     assert_int_equal(symlink("/etc/passwd", path), 0);
 }
@@ -594,7 +444,7 @@ static void write_fifo(struct fc_server *s, const char *request)
     char path[200];
     if (strcmp(request, "PUT /snapshot/create") != 0)
         return;
-    remove_file(f, "state");
+    fixture_remove(f, "state");
     (void)snprintf(path, sizeof(path), "%s/state", f->dir);
     assert_int_equal(mkfifo(path, 0600), 0);
 }
@@ -602,7 +452,7 @@ static void write_fifo(struct fc_server *s, const char *request)
 static void write_torn(struct fc_server *s, const char *request)
 {
     if (strcmp(request, "PUT /snapshot/create") == 0)
-        put_file(s->arg, "state", "a hundred bytes that are no state, or the first part of one, torn", 60);
+        fixture_put(s->arg, "state", "a hundred bytes that are no state, or the first part of one, torn", 60);
 }
 
 static void test_what_is_no_device_state(void **state)
@@ -611,34 +461,34 @@ static void test_what_is_no_device_state(void **state)
     struct fixture *f = *state;
     struct stat st;
     start_restored(f);
-    assert_int_equal(CALL(f, vm_pause(f->vm, on_done, f)), 0);
+    assert_int_equal(CALL(f, vm_pause(f->vm, fixture_done, f)), 0);
     for (size_t i = 0; i < 3; i++) {
-        f->server.on_request = lies[i];
-        assert_true(CALL(f, vm_save_devices(f->vm, f->state_fd, on_done, f)) < 0);
+        f->fc.on_request = lies[i];
+        assert_true(CALL(f, vm_save_devices(f->vm, f->state_fd, fixture_done, f)) < 0);
     }
     assert_int_equal(fstat(f->state_fd, &st), 0);
     assert_int_equal(st.st_size, 0);
-    remove_file(f, "state");
-    f->server.on_request = write_state;
-    f->server.takes_memory = true;
-    assert_int_equal(CALL(f, vm_save_devices(f->vm, f->state_fd, on_done, f)), ERROR_PROTOCOL);
-    f->server.takes_memory = false;
-    f->server.refuse = "PUT /snapshot/create";
-    assert_int_equal(CALL(f, vm_save_devices(f->vm, f->state_fd, on_done, f)), ERROR_UNAVAILABLE);
-    f->server.refuse = NULL;
-    assert_int_equal(CALL(f, vm_save_devices(f->vm, f->state_fd, on_done, f)), 0);
+    fixture_remove(f, "state");
+    f->fc.on_request = write_state;
+    f->fc.takes_memory = true;
+    assert_int_equal(CALL(f, vm_save_devices(f->vm, f->state_fd, fixture_done, f)), ERROR_PROTOCOL);
+    f->fc.takes_memory = false;
+    f->fc.refuse = "PUT /snapshot/create";
+    assert_int_equal(CALL(f, vm_save_devices(f->vm, f->state_fd, fixture_done, f)), ERROR_UNAVAILABLE);
+    f->fc.refuse = NULL;
+    assert_int_equal(CALL(f, vm_save_devices(f->vm, f->state_fd, fixture_done, f)), 0);
 }
 
 static void test_golden(void **state)
 {
     struct fixture *f = *state;
-    use(f, VM_BOOT_GOLDEN);
-    f->server.on_request = write_state;
-    assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), 0);
-    assert_int_equal(CALL(f, vm_save(f->vm, f->state_fd, on_done, f)), 0);
+    fixture_use_firecracker(f, VM_BOOT_GOLDEN);
+    f->fc.on_request = write_state;
+    assert_int_equal(CALL(f, vm_launch(f->vm, fixture_done, f)), 0);
+    assert_int_equal(CALL(f, vm_save(f->vm, f->state_fd, fixture_done, f)), 0);
     assert_int_equal(fake_broker_count(f->broker, "golden_capture"), 1);
     assert_int_equal(fake_broker_count(f->broker, "vmm_kill"), 1);
-    wait_for(f, &f->exits, 1);
+    fixture_wait(f, &f->exits, 1);
     struct stat st;
     assert_int_equal(fstat(f->state_fd, &st), 0);
     assert_int_equal(st.st_size, 264);
@@ -647,19 +497,19 @@ static void test_golden(void **state)
 static void test_golden_without_memory(void **state)
 {
     struct fixture *f = *state;
-    use(f, VM_BOOT_GOLDEN);
-    f->server.on_request = write_state;
-    assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), 0);
+    fixture_use_firecracker(f, VM_BOOT_GOLDEN);
+    f->fc.on_request = write_state;
+    assert_int_equal(CALL(f, vm_launch(f->vm, fixture_done, f)), 0);
     fake_broker_fail(f->broker, "golden_capture", 1);
-    assert_int_equal(CALL(f, vm_save(f->vm, f->state_fd, on_done, f)), ERROR_INTERNAL);
+    assert_int_equal(CALL(f, vm_save(f->vm, f->state_fd, fixture_done, f)), ERROR_INTERNAL);
     assert_int_equal(fake_broker_count(f->broker, "vmm_kill"), 0);
 }
 
 static void adopt(struct fixture *f, const char *as)
 {
-    use(f, VM_BOOT_COLD);
-    f->server.state = as;
-    assert_int_equal(CALL(f, vm_adopt(f->vm, on_done, f)), 0);
+    fixture_use_firecracker(f, VM_BOOT_COLD);
+    f->fc.state = as;
+    assert_int_equal(CALL(f, vm_adopt(f->vm, fixture_done, f)), 0);
 }
 
 static void test_adopt_running(void **state)
@@ -674,43 +524,28 @@ static void test_adopt_paused(void **state)
     struct fixture *f = *state;
     adopt(f, "Paused");
     assert_false(vm_is_running(f->vm));
-    f->server.on_request = write_state;
-    assert_int_equal(CALL(f, vm_resume(f->vm, on_done, f)), 0);
+    f->fc.on_request = write_state;
+    assert_int_equal(CALL(f, vm_resume(f->vm, fixture_done, f)), 0);
     /* Who paused it is not known, so the guest is told. */
-    assert_int_equal(fc_server_got(&f->server, "PUT /snapshot/create"), 1);
+    assert_int_equal(fc_server_got(&f->fc, "PUT /snapshot/create"), 1);
 }
 
 static void test_adopted_of_another_version(void **state)
 {
     struct fixture *f = *state;
-    f->server.version = "1.15.0";
+    f->fc.version = "1.15.0";
     adopt(f, "Paused");
-    f->server.on_request = write_state;
-    assert_int_equal(CALL(f, vm_save_devices(f->vm, f->state_fd, on_done, f)), ERROR_INCOMPATIBLE);
-    assert_int_equal(CALL(f, vm_resume(f->vm, on_done, f)), 0);
-}
-
-static void test_adopt_what_qemu_runs(void **state)
-{
-    struct fixture *f = *state;
-    char path[200];
-    use(f, VM_BOOT_COLD);
-    (void)snprintf(path, sizeof(path), "%s/api.sock", f->dir);
-    struct broker *b = fake_broker_create(f->loop, f->dir); /* one that knows of no Firecracker */
-    fake_broker_destroy(f->broker);
-    f->broker = b;
-    f->engine->broker = b;
-    fake_broker_vmm(b, path, path, f->process[0], on_kill, f);
-    assert_int_equal(CALL(f, vm_adopt(f->vm, on_done, f)), ERROR_INCOMPATIBLE);
-    assert_non_null(strstr(f->text, "qemu"));
+    f->fc.on_request = write_state;
+    assert_int_equal(CALL(f, vm_save_devices(f->vm, f->state_fd, fixture_done, f)), ERROR_INCOMPATIBLE);
+    assert_int_equal(CALL(f, vm_resume(f->vm, fixture_done, f)), 0);
 }
 
 static void test_nonsense_from_the_vmm(void **state)
 {
     struct fixture *f = *state;
-    use(f, VM_BOOT_COLD);
-    f->server.raw = "SSH-2.0-OpenSSH_9.2\r\n";
-    assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), ERROR_PROTOCOL);
+    fixture_use_firecracker(f, VM_BOOT_COLD);
+    f->fc.raw = "SSH-2.0-OpenSSH_9.2\r\n";
+    assert_int_equal(CALL(f, vm_launch(f->vm, fixture_done, f)), ERROR_PROTOCOL);
     assert_int_equal(fake_broker_count(f->broker, "vmm_kill"), 1);
 }
 
@@ -723,28 +558,27 @@ static void test_socket_that_is_a_link(void **state)
     (void)snprintf(to, sizeof(to), "%s/other.sock", f->dir);
     assert_int_equal(rename(from, to), 0);
     assert_int_equal(symlink(to, from), 0);
-    use(f, VM_BOOT_COLD);
-    assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), ERROR_UNAVAILABLE);
-    assert_int_equal(f->server.count, 0);
+    fixture_use_firecracker(f, VM_BOOT_COLD);
+    assert_int_equal(CALL(f, vm_launch(f->vm, fixture_done, f)), ERROR_UNAVAILABLE);
+    assert_int_equal(f->fc.count, 0);
 }
 
 static void die(struct fc_server *s, const char *request)
 {
-    struct fixture *f = s->arg;
-    if (strcmp(request, f->order) == 0)
-        end_process(f);
+    if (strcmp(request, s->ignore) == 0)
+        fixture_die(s->arg);
 }
 
 static void test_death_in_a_step(void **state)
 {
     struct fixture *f = *state;
     static const char last[] = "Linux\npanic\n2026 [x:main] Firecracker exiting with error. exit_code=148\n";
-    use(f, VM_BOOT_COLD);
-    put_file(f, "vmm.log", last, sizeof(last) - 1);
-    f->server.on_request = die;
-    f->server.ignore = f->order = "PUT /actions";
-    assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), ERROR_GONE);
-    wait_for(f, &f->exits, 1);
+    fixture_use_firecracker(f, VM_BOOT_COLD);
+    fixture_put(f, "vmm.log", last, sizeof(last) - 1);
+    f->fc.on_request = die;
+    f->fc.ignore = "PUT /actions";
+    assert_int_equal(CALL(f, vm_launch(f->vm, fixture_done, f)), ERROR_GONE);
+    fixture_wait(f, &f->exits, 1);
     assert_non_null(strstr(f->why, "exit_code=148"));
 }
 
@@ -753,10 +587,10 @@ static void test_hanging_up_ends_the_vmm(void **state)
 {
     struct fixture *f = *state;
     adopt(f, "Running");
-    f->server.hangs_up = "PATCH /vm";
-    assert_int_equal(CALL(f, vm_pause(f->vm, on_done, f)), ERROR_GONE);
+    f->fc.hangs_up = "PATCH /vm";
+    assert_int_equal(CALL(f, vm_pause(f->vm, fixture_done, f)), ERROR_GONE);
     assert_int_equal(fake_broker_count(f->broker, "vmm_kill"), 1);
-    wait_for(f, &f->exits, 1);
+    fixture_wait(f, &f->exits, 1);
     assert_non_null(strstr(f->why, "control interface"));
 }
 
@@ -764,17 +598,17 @@ static void test_console(void **state)
 {
     struct fixture *f = *state;
     adopt(f, "Running");
-    assert_int_equal(CALL(f, vm_console(f->vm, on_console, f)), 0);
+    assert_int_equal(CALL(f, vm_console(f->vm, fixture_console, f)), 0);
     assert_string_equal(f->text, "");
-    put_file(f, "vmm.log", "Linux\r\n\x1b[0m", 11);
-    assert_int_equal(CALL(f, vm_console(f->vm, on_console, f)), 0);
+    fixture_put(f, "vmm.log", "Linux\r\n\x1b[0m", 11);
+    assert_int_equal(CALL(f, vm_console(f->vm, fixture_console, f)), 0);
     assert_string_equal(f->text, "Linux\n?[0m");
-    put_file(f, "vmm.log", "Linux\r\n\x1b[0mmore", 15);
-    assert_int_equal(CALL(f, vm_console(f->vm, on_console, f)), 0);
+    fixture_put(f, "vmm.log", "Linux\r\n\x1b[0mmore", 15);
+    assert_int_equal(CALL(f, vm_console(f->vm, fixture_console, f)), 0);
     assert_string_equal(f->text, "more");
 }
 
-#define WITH(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
+#define WITH(test) cmocka_unit_test_setup_teardown(test, setup, fixture_teardown)
 
 int main(void)
 {
@@ -803,7 +637,6 @@ int main(void)
         WITH(test_adopt_running),
         WITH(test_adopt_paused),
         WITH(test_adopted_of_another_version),
-        WITH(test_adopt_what_qemu_runs),
         WITH(test_nonsense_from_the_vmm),
         WITH(test_socket_that_is_a_link),
         WITH(test_death_in_a_step),

@@ -1,4 +1,4 @@
-#include "unit.h"
+#include "fixture.h"
 
 #include <fcntl.h>
 #include <sys/socket.h>
@@ -6,136 +6,7 @@
 #include <sys/un.h>
 
 #include "base/clock.h"
-#include "fake_broker.h"
-#include "qmp_server.h"
-#include "vm/engine.h"
 #include "vm/fake.h"
-
-/* A VM of either engine, and what its owner was told. */
-struct fixture {
-    struct loop *loop;
-    char *dir;
-    struct broker *broker;
-    struct vm_engine *engine;
-    struct vm *vm;
-    struct qmp_server server;
-    int process[2]; /* stands for the VMM's pidfd: readable once the other end is closed */
-    bool served;
-    unsigned dones, exits;
-    int code;
-    char text[ERROR_MESSAGE_MAX];
-    char why[300];
-    bool destroy_in_done, destroy_in_exit;
-    char order[64]; /* 'd' for each done, 'x' for exited, 'c' for console */
-};
-
-static void note(struct fixture *f, char what)
-{
-    size_t n = strlen(f->order);
-    if (n < sizeof(f->order) - 1)
-        f->order[n] = what;
-}
-
-static void on_exited(void *arg, const char *why)
-{
-    struct fixture *f = arg;
-    f->exits++;
-    note(f, 'x');
-    (void)snprintf(f->why, sizeof(f->why), "%s", why);
-    if (f->destroy_in_exit) {
-        vm_destroy(f->vm);
-        f->vm = NULL;
-    }
-}
-
-static const struct vm_events events = {.exited = on_exited};
-
-static void on_done(void *arg, const struct error *err)
-{
-    struct fixture *f = arg;
-    f->dones++;
-    note(f, 'd');
-    f->code = err ? err->code : 0;
-    (void)snprintf(f->text, sizeof(f->text), "%s", err ? err->message : "");
-    if (f->destroy_in_done) {
-        vm_destroy(f->vm);
-        f->vm = NULL;
-    }
-}
-
-static void on_console(void *arg, const struct error *err, const char *text)
-{
-    struct fixture *f = arg;
-    note(f, 'c');
-    f->code = err ? err->code : 0;
-    (void)snprintf(f->text, sizeof(f->text), "%s", err ? err->message : text);
-}
-
-static struct vm_spec make_spec(enum vm_boot boot)
-{
-    struct vm_spec spec = {.boot = boot, .shape = {.vcpus = 1, .memory_mib = 256, .disk_mib = 512}};
-    id_new("sb", spec.sandbox_id);
-    (void)snprintf(spec.golden_key, sizeof(spec.golden_key), "key");
-    id_new("sn", spec.snapshot_id);
-    memset(spec.platform, 'a', sizeof(spec.platform) - 1);
-    return spec;
-}
-
-static int setup(void **state)
-{
-    struct fixture *f = calloc(1, sizeof(*f));
-    assert_non_null(f);
-    f->dir = unit_mkdir();
-    f->process[0] = f->process[1] = -1;
-    assert_int_equal(loop_create(&f->loop, NULL), 0);
-    f->broker = fake_broker_create(f->loop, f->dir);
-    *state = f;
-    return 0;
-}
-
-static void close_fd(int *fd)
-{
-    if (*fd >= 0)
-        (void)close(*fd);
-    *fd = -1;
-}
-
-static int teardown(void **state)
-{
-    struct fixture *f = *state;
-    char path[200];
-    vm_destroy(f->vm);
-    vm_engine_destroy(f->engine);
-    if (f->served)
-        qmp_server_stop(&f->server);
-    fake_broker_destroy(f->broker);
-    close_fd(&f->process[0]);
-    close_fd(&f->process[1]);
-    loop_destroy(f->loop);
-    (void)snprintf(path, sizeof(path), "%s/vmm.log", f->dir);
-    (void)unlink(path);
-    assert_int_equal(rmdir(f->dir), 0);
-    free(f->dir);
-    free(f);
-    return 0;
-}
-
-static void wait_for(struct fixture *f, const unsigned *counter, unsigned value)
-{
-    for (int i = 0; i < 400 && *counter < value; i++)
-        loop_turn(f->loop, 5);
-    assert_int_equal(*counter, value);
-}
-
-/* One call's answer: 0 or its error code. Checks that it does not come from inside the call. */
-#define CALL(f, call)                            \
-    ({                                           \
-        unsigned before_ = (f)->dones;           \
-        call;                                    \
-        assert_int_equal((f)->dones, before_);   \
-        wait_for((f), &(f)->dones, before_ + 1); \
-        (f)->code;                               \
-    })
 
 /* --- the table --- */
 
@@ -165,10 +36,10 @@ static void test_every_pair_of_states(void **state)
 
 static void use_fake(struct fixture *f, enum vm_boot boot)
 {
-    struct vm_spec spec = make_spec(boot);
+    struct vm_spec spec = fixture_spec(boot);
     if (!f->engine)
         assert_int_equal(fake_engine_create(f->loop, f->dir, &f->engine, NULL), 0);
-    assert_int_equal(vm_create(f->engine, &spec, &events, f, &f->vm, NULL), 0);
+    assert_int_equal(vm_create(f->engine, &spec, &fixture_events, f, &f->vm, NULL), 0);
 }
 
 static void test_a_life(void **state)
@@ -177,20 +48,20 @@ static void test_a_life(void **state)
     use_fake(f, VM_BOOT_RESTORE);
     assert_int_equal(vm_pid(f->vm), 0);
     assert_string_equal(vm_agent_socket(f->vm), "");
-    assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), 0);
+    assert_int_equal(CALL(f, vm_launch(f->vm, fixture_done, f)), 0);
     assert_int_not_equal(vm_pid(f->vm), 0);
     assert_false(vm_is_running(f->vm));
-    assert_int_equal(CALL(f, vm_load(f->vm, -1, on_done, f)), 0);
+    assert_int_equal(CALL(f, vm_load(f->vm, -1, fixture_done, f)), 0);
     assert_false(vm_is_running(f->vm));
-    assert_int_equal(CALL(f, vm_resume(f->vm, on_done, f)), 0);
+    assert_int_equal(CALL(f, vm_resume(f->vm, fixture_done, f)), 0);
     assert_true(vm_is_running(f->vm));
-    assert_int_equal(CALL(f, vm_resume(f->vm, on_done, f)), 0); /* repeating is success */
-    assert_int_equal(CALL(f, vm_pause(f->vm, on_done, f)), 0);
-    assert_int_equal(CALL(f, vm_pause(f->vm, on_done, f)), 0);
+    assert_int_equal(CALL(f, vm_resume(f->vm, fixture_done, f)), 0); /* repeating is success */
+    assert_int_equal(CALL(f, vm_pause(f->vm, fixture_done, f)), 0);
+    assert_int_equal(CALL(f, vm_pause(f->vm, fixture_done, f)), 0);
     vm_kill(f->vm);
-    wait_for(f, &f->exits, 1);
+    fixture_wait(f, &f->exits, 1);
     assert_int_equal(vm_pid(f->vm), 0);
-    assert_int_equal(CALL(f, vm_resume(f->vm, on_done, f)), ERROR_GONE);
+    assert_int_equal(CALL(f, vm_resume(f->vm, fixture_done, f)), ERROR_GONE);
     vm_kill(f->vm); /* no second end */
     loop_turn(f->loop, 5);
     assert_int_equal(f->exits, 1);
@@ -200,19 +71,19 @@ static void test_calls_out_of_turn_are_refused(void **state)
 {
     struct fixture *f = *state;
     use_fake(f, VM_BOOT_COLD);
-    assert_int_equal(CALL(f, vm_resume(f->vm, on_done, f)), ERROR_CONFLICT);
+    assert_int_equal(CALL(f, vm_resume(f->vm, fixture_done, f)), ERROR_CONFLICT);
     assert_non_null(strstr(f->text, "new"));
-    assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), 0);
+    assert_int_equal(CALL(f, vm_launch(f->vm, fixture_done, f)), 0);
     assert_true(vm_is_running(f->vm)); /* a cold boot runs at once */
-    assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), ERROR_CONFLICT);
-    assert_int_equal(CALL(f, vm_load(f->vm, -1, on_done, f)), ERROR_CONFLICT);
+    assert_int_equal(CALL(f, vm_launch(f->vm, fixture_done, f)), ERROR_CONFLICT);
+    assert_int_equal(CALL(f, vm_load(f->vm, -1, fixture_done, f)), ERROR_CONFLICT);
     fake_engine_script(f->engine, FAKE_PAUSE, FAKE_SUCCEED, 20);
-    vm_pause(f->vm, on_done, f);
-    vm_resume(f->vm, on_done, f);
-    wait_for(f, &f->dones, 5);
+    vm_pause(f->vm, fixture_done, f);
+    vm_resume(f->vm, fixture_done, f);
+    fixture_wait(f, &f->dones, 5);
     assert_int_equal(f->code, ERROR_CONFLICT); /* the second, while the first is in flight */
     assert_non_null(strstr(f->text, "pause is in progress"));
-    wait_for(f, &f->dones, 6);
+    fixture_wait(f, &f->dones, 6);
     assert_int_equal(f->code, 0);
 }
 
@@ -222,15 +93,15 @@ static void test_each_step_may_fail_or_die(void **state)
     for (enum fake_step step = FAKE_LOAD; step <= FAKE_PAUSE; step++) {
         use_fake(f, VM_BOOT_RESTORE);
         void (*const calls[])(struct vm *, vm_done, void *) = {vm_resume, vm_pause};
-        assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), 0);
+        assert_int_equal(CALL(f, vm_launch(f->vm, fixture_done, f)), 0);
         if (step != FAKE_LOAD)
-            assert_int_equal(CALL(f, vm_load(f->vm, -1, on_done, f)), 0);
+            assert_int_equal(CALL(f, vm_load(f->vm, -1, fixture_done, f)), 0);
         for (enum fake_outcome outcome = FAKE_FAIL; outcome <= FAKE_DIE; outcome++) {
             unsigned exits = f->exits;
             memset(f->order, 0, sizeof(f->order));
             fake_engine_script(f->engine, step, outcome, 0);
-            int rc = step == FAKE_LOAD ? CALL(f, vm_load(f->vm, -1, on_done, f))
-                                       : CALL(f, calls[step - FAKE_RESUME](f->vm, on_done, f));
+            int rc = step == FAKE_LOAD ? CALL(f, vm_load(f->vm, -1, fixture_done, f))
+                                       : CALL(f, calls[step - FAKE_RESUME](f->vm, fixture_done, f));
             assert_int_equal(rc, outcome == FAKE_FAIL ? ERROR_UNAVAILABLE : ERROR_GONE);
             assert_int_equal(f->exits, exits + (outcome == FAKE_DIE));
         }
@@ -256,32 +127,32 @@ static void test_limits_are_told_before_it_runs(void **state)
     struct fixture *f = *state;
     use_fake(f, VM_BOOT_RESTORE);
     vm_limit(f->vm, &slow);
-    assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), 0);
-    assert_int_equal(CALL(f, vm_load(f->vm, -1, on_done, f)), 0);
+    assert_int_equal(CALL(f, vm_launch(f->vm, fixture_done, f)), 0);
+    assert_int_equal(CALL(f, vm_load(f->vm, -1, fixture_done, f)), 0);
     assert_int_equal(fake_engine_count(f->engine, FAKE_LIMIT), 0);
     fake_engine_script(f->engine, FAKE_LIMIT, FAKE_FAIL, 0);
-    assert_int_equal(CALL(f, vm_resume(f->vm, on_done, f)), ERROR_UNAVAILABLE);
+    assert_int_equal(CALL(f, vm_resume(f->vm, fixture_done, f)), ERROR_UNAVAILABLE);
     assert_int_equal(fake_engine_count(f->engine, FAKE_RESUME), 0); /* never without them */
     fake_engine_script(f->engine, FAKE_LIMIT, FAKE_SUCCEED, 0);
     for (int i = 0; i < 2; i++)
-        assert_int_equal(CALL(f, vm_resume(f->vm, on_done, f)), 0);
+        assert_int_equal(CALL(f, vm_resume(f->vm, fixture_done, f)), 0);
     assert_int_equal(fake_engine_count(f->engine, FAKE_LIMIT), 2);
     assert_int_equal(fake_engine_count(f->engine, FAKE_RESUME), 2);
     const struct vm_limits none = {0};
     vm_limit(f->vm, &none); /* and one that runs is told with the next resume */
     for (int i = 0; i < 2; i++)
-        assert_int_equal(CALL(f, vm_resume(f->vm, on_done, f)), 0);
+        assert_int_equal(CALL(f, vm_resume(f->vm, fixture_done, f)), 0);
     assert_int_equal(fake_engine_count(f->engine, FAKE_LIMIT), 3);
     drop_vm(f);
     use_fake(f, VM_BOOT_COLD);
-    assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), 0);
+    assert_int_equal(CALL(f, vm_launch(f->vm, fixture_done, f)), 0);
     assert_int_equal(fake_engine_count(f->engine, FAKE_LIMIT), 3); /* it has none */
     drop_vm(f);
     for (int adopted = 0; adopted < 2; adopted++) {
         use_fake(f, VM_BOOT_COLD);
         vm_limit(f->vm, &slow);
         void (*const start)(struct vm *, vm_done, void *) = adopted ? vm_adopt : vm_launch;
-        assert_int_equal(CALL(f, start(f->vm, on_done, f)), 0);
+        assert_int_equal(CALL(f, start(f->vm, fixture_done, f)), 0);
         assert_int_equal(fake_engine_count(f->engine, FAKE_LIMIT), 4 + adopted);
         assert_true(vm_is_running(f->vm));
         drop_vm(f);
@@ -295,7 +166,7 @@ static void test_what_cannot_be_limited_is_ended(void **state)
         use_fake(f, VM_BOOT_COLD);
         vm_limit(f->vm, &slow);
         fake_engine_script(f->engine, FAKE_LIMIT, outcome, 0);
-        assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)),
+        assert_int_equal(CALL(f, vm_launch(f->vm, fixture_done, f)),
                          outcome == FAKE_FAIL ? ERROR_UNAVAILABLE : ERROR_GONE);
         assert_false(vm_is_running(f->vm));
         assert_int_equal(vm_pid(f->vm), 0);
@@ -315,23 +186,23 @@ static void test_vms_are_counted_while_they_run(void **state)
     struct fixture *f = *state;
     struct vm_counters c;
     use_fake(f, VM_BOOT_RESTORE);
-    assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), 0);
-    assert_int_equal(CALL(f, vm_load(f->vm, -1, on_done, f)), 0);
+    assert_int_equal(CALL(f, vm_launch(f->vm, fixture_done, f)), 0);
+    assert_int_equal(CALL(f, vm_load(f->vm, -1, fixture_done, f)), 0);
     assert_int_equal(fake_engine_count(f->engine, FAKE_COUNT), 0);
-    assert_int_equal(CALL(f, vm_resume(f->vm, on_done, f)), 0);
+    assert_int_equal(CALL(f, vm_resume(f->vm, fixture_done, f)), 0);
     int64_t begun = clock_mono_ns();
     while (fake_engine_count(f->engine, FAKE_COUNT) == 0 && clock_mono_ns() - begun < 20 * CLOCK_NS_PER_S)
         loop_turn(f->loop, 50);
     assert_true(clock_mono_ns() - begun >= 900 * CLOCK_NS_PER_MS);
-    assert_int_equal(CALL(f, vm_pause(f->vm, on_done, f)), 0); /* and at once when it stops */
+    assert_int_equal(CALL(f, vm_pause(f->vm, fixture_done, f)), 0); /* and at once when it stops */
     assert_int_equal(fake_engine_count(f->engine, FAKE_COUNT), 2);
     drop_vm(f);
     assert_int_equal(reads_of(f), 6); /* what is gone stays counted */
     vm_engine_counters(f->engine, &c);
     assert_true(c.exits == UINT64_MAX - 1);
     use_fake(f, VM_BOOT_COLD);
-    assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), 0);
-    assert_int_equal(CALL(f, vm_pause(f->vm, on_done, f)), 0);
+    assert_int_equal(CALL(f, vm_launch(f->vm, fixture_done, f)), 0);
+    assert_int_equal(CALL(f, vm_pause(f->vm, fixture_done, f)), 0);
     vm_engine_counters(f->engine, &c);
     assert_true(c.exits == UINT64_MAX); /* not beyond */
 }
@@ -340,7 +211,7 @@ static void end(struct fixture *f, const char *why)
 {
     unsigned exits = f->exits;
     fake_vm_die(f->vm, why);
-    wait_for(f, &f->exits, exits + 1);
+    fixture_wait(f, &f->exits, exits + 1);
 }
 
 /* Only what booted cold, only for a reset, and once. */
@@ -349,37 +220,37 @@ static void test_launch_again(void **state)
     struct fixture *f = *state;
     use_fake(f, VM_BOOT_GOLDEN);
     vm_limit(f->vm, &slow);
-    assert_false(vm_launch_again(f->vm, on_done, f)); /* it was not launched */
-    assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), 0);
-    assert_false(vm_launch_again(f->vm, on_done, f)); /* it runs */
+    assert_false(vm_launch_again(f->vm, fixture_done, f)); /* it was not launched */
+    assert_int_equal(CALL(f, vm_launch(f->vm, fixture_done, f)), 0);
+    assert_false(vm_launch_again(f->vm, fixture_done, f)); /* it runs */
     end(f, FAKE_RESET);
-    assert_int_equal(CALL(f, assert_true(vm_launch_again(f->vm, on_done, f))), 0);
+    assert_int_equal(CALL(f, assert_true(vm_launch_again(f->vm, fixture_done, f))), 0);
     assert_true(vm_is_running(f->vm));
     assert_int_equal(fake_engine_count(f->engine, FAKE_LAUNCH), 2);
     assert_int_equal(fake_engine_count(f->engine, FAKE_LIMIT), 2); /* the second VMM knows of no limits */
     end(f, FAKE_RESET);
-    assert_false(vm_launch_again(f->vm, on_done, f));
+    assert_false(vm_launch_again(f->vm, fixture_done, f));
     drop_vm(f);
     use_fake(f, VM_BOOT_COLD);
-    assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), 0);
+    assert_int_equal(CALL(f, vm_launch(f->vm, fixture_done, f)), 0);
     end(f, "crash");
-    assert_false(vm_launch_again(f->vm, on_done, f));
+    assert_false(vm_launch_again(f->vm, fixture_done, f));
     drop_vm(f);
     use_fake(f, VM_BOOT_RESTORE);
-    assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), 0);
+    assert_int_equal(CALL(f, vm_launch(f->vm, fixture_done, f)), 0);
     end(f, FAKE_RESET);
-    assert_false(vm_launch_again(f->vm, on_done, f));
+    assert_false(vm_launch_again(f->vm, fixture_done, f));
 }
 
 static void test_save_answers_at_the_end_of_the_vmm(void **state)
 {
     struct fixture *f = *state;
     use_fake(f, VM_BOOT_GOLDEN);
-    assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), 0);
+    assert_int_equal(CALL(f, vm_launch(f->vm, fixture_done, f)), 0);
     int fd = open("/dev/null", O_WRONLY | O_CLOEXEC);
-    assert_int_equal(CALL(f, vm_save(f->vm, fd, on_done, f)), 0);
+    assert_int_equal(CALL(f, vm_save(f->vm, fd, fixture_done, f)), 0);
     (void)close(fd);
-    wait_for(f, &f->exits, 1);
+    fixture_wait(f, &f->exits, 1);
 }
 
 static void test_devices_are_saved_of_a_stopped_vm(void **state)
@@ -387,26 +258,27 @@ static void test_devices_are_saved_of_a_stopped_vm(void **state)
     struct fixture *f = *state;
     use_fake(f, VM_BOOT_SNAPSHOT);
     int fd = open("/dev/null", O_WRONLY | O_CLOEXEC);
-    assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), 0);
-    assert_int_equal(CALL(f, vm_save_devices(f->vm, fd, on_done, f)), ERROR_CONFLICT); /* it has none yet */
+    assert_int_equal(CALL(f, vm_launch(f->vm, fixture_done, f)), 0);
+    assert_int_equal(CALL(f, vm_save_devices(f->vm, fd, fixture_done, f)),
+                     ERROR_CONFLICT); /* it has none yet */
     assert_non_null(strstr(f->text, "waiting"));
-    assert_int_equal(CALL(f, vm_load(f->vm, -1, on_done, f)), 0);
+    assert_int_equal(CALL(f, vm_load(f->vm, -1, fixture_done, f)), 0);
     assert_false(vm_is_running(f->vm));
     /* Again and again, with or without a run between. */
     for (int i = 0; i < 2; i++) {
-        assert_int_equal(CALL(f, vm_save_devices(f->vm, fd, on_done, f)), 0);
-        assert_int_equal(CALL(f, vm_save_devices(f->vm, fd, on_done, f)), 0);
-        assert_int_equal(CALL(f, vm_resume(f->vm, on_done, f)), 0);
-        assert_int_equal(CALL(f, vm_save_devices(f->vm, fd, on_done, f)), ERROR_CONFLICT);
+        assert_int_equal(CALL(f, vm_save_devices(f->vm, fd, fixture_done, f)), 0);
+        assert_int_equal(CALL(f, vm_save_devices(f->vm, fd, fixture_done, f)), 0);
+        assert_int_equal(CALL(f, vm_resume(f->vm, fixture_done, f)), 0);
+        assert_int_equal(CALL(f, vm_save_devices(f->vm, fd, fixture_done, f)), ERROR_CONFLICT);
         assert_true(vm_is_running(f->vm));
-        assert_int_equal(CALL(f, vm_pause(f->vm, on_done, f)), 0);
+        assert_int_equal(CALL(f, vm_pause(f->vm, fixture_done, f)), 0);
     }
     fake_engine_script(f->engine, FAKE_SAVE_DEVICES, FAKE_FAIL, 0);
-    assert_int_equal(CALL(f, vm_save_devices(f->vm, fd, on_done, f)), ERROR_UNAVAILABLE);
-    assert_int_equal(CALL(f, vm_resume(f->vm, on_done, f)), 0); /* none the worse for it */
-    assert_int_equal(CALL(f, vm_pause(f->vm, on_done, f)), 0);
+    assert_int_equal(CALL(f, vm_save_devices(f->vm, fd, fixture_done, f)), ERROR_UNAVAILABLE);
+    assert_int_equal(CALL(f, vm_resume(f->vm, fixture_done, f)), 0); /* none the worse for it */
+    assert_int_equal(CALL(f, vm_pause(f->vm, fixture_done, f)), 0);
     fake_engine_script(f->engine, FAKE_SAVE_DEVICES, FAKE_DIE, 0);
-    assert_int_equal(CALL(f, vm_save_devices(f->vm, fd, on_done, f)), ERROR_GONE);
+    assert_int_equal(CALL(f, vm_save_devices(f->vm, fd, fixture_done, f)), ERROR_GONE);
     assert_int_equal(f->exits, 1);
     assert_int_equal(fake_engine_count(f->engine, FAKE_SAVE_DEVICES), 6);
     (void)close(fd);
@@ -416,9 +288,9 @@ static void test_a_golden_is_saved_as_a_whole(void **state)
 {
     struct fixture *f = *state;
     use_fake(f, VM_BOOT_GOLDEN);
-    assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), 0);
-    assert_int_equal(CALL(f, vm_pause(f->vm, on_done, f)), 0);
-    assert_int_equal(CALL(f, vm_save_devices(f->vm, -1, on_done, f)), ERROR_CONFLICT);
+    assert_int_equal(CALL(f, vm_launch(f->vm, fixture_done, f)), 0);
+    assert_int_equal(CALL(f, vm_pause(f->vm, fixture_done, f)), 0);
+    assert_int_equal(CALL(f, vm_save_devices(f->vm, -1, fixture_done, f)), ERROR_CONFLICT);
     assert_non_null(strstr(f->text, "golden"));
 }
 
@@ -427,22 +299,22 @@ static void test_destroyed_in_callbacks(void **state)
     struct fixture *f = *state;
     use_fake(f, VM_BOOT_COLD);
     f->destroy_in_done = true;
-    vm_launch(f->vm, on_done, f);
-    wait_for(f, &f->dones, 1);
+    vm_launch(f->vm, fixture_done, f);
+    fixture_wait(f, &f->dones, 1);
     assert_null(f->vm);
     f->destroy_in_done = false;
     use_fake(f, VM_BOOT_COLD);
-    assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), 0);
+    assert_int_equal(CALL(f, vm_launch(f->vm, fixture_done, f)), 0);
     f->destroy_in_exit = true;
     fake_vm_die(f->vm, "crash");
-    wait_for(f, &f->exits, 1);
+    fixture_wait(f, &f->exits, 1);
     /* With a call in flight: it fails, its owner destroys the VM, and no end is told. */
     use_fake(f, VM_BOOT_COLD);
-    assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), 0);
+    assert_int_equal(CALL(f, vm_launch(f->vm, fixture_done, f)), 0);
     fake_engine_script(f->engine, FAKE_PAUSE, FAKE_DIE, 0);
     f->destroy_in_done = true;
-    vm_pause(f->vm, on_done, f);
-    wait_for(f, &f->dones, 4);
+    vm_pause(f->vm, fixture_done, f);
+    fixture_wait(f, &f->dones, 4);
     assert_int_equal(f->code, ERROR_GONE);
     assert_int_equal(f->exits, 1);
 }
@@ -451,9 +323,9 @@ static void test_nothing_calls_back_after_destroy(void **state)
 {
     struct fixture *f = *state;
     use_fake(f, VM_BOOT_COLD);
-    vm_launch(f->vm, on_done, f);
-    vm_launch(f->vm, on_done, f); /* refused, to be told at the end of the turn */
-    vm_console(f->vm, on_console, f);
+    vm_launch(f->vm, fixture_done, f);
+    vm_launch(f->vm, fixture_done, f); /* refused, to be told at the end of the turn */
+    vm_console(f->vm, fixture_console, f);
     vm_destroy(f->vm);
     f->vm = NULL;
     for (int i = 0; i < 10; i++)
@@ -467,24 +339,24 @@ static void test_bad_specs(void **state)
     struct error err = ERROR_INIT;
     struct vm *vm = NULL;
     assert_int_equal(fake_engine_create(f->loop, f->dir, &f->engine, NULL), 0);
-    struct vm_spec spec = make_spec(VM_BOOT_COLD);
+    struct vm_spec spec = fixture_spec(VM_BOOT_COLD);
     spec.shape.vcpus = 9;
-    assert_int_equal(vm_create(f->engine, &spec, &events, f, &vm, &err), ERROR_INVALID);
+    assert_int_equal(vm_create(f->engine, &spec, &fixture_events, f, &vm, &err), ERROR_INVALID);
     assert_string_equal(err.field, "resources.vcpus");
-    spec = make_spec(VM_BOOT_COLD);
+    spec = fixture_spec(VM_BOOT_COLD);
     spec.shape.memory_mib = 10;
-    assert_int_equal(vm_create(f->engine, &spec, &events, f, &vm, &err), ERROR_INVALID);
+    assert_int_equal(vm_create(f->engine, &spec, &fixture_events, f, &vm, &err), ERROR_INVALID);
     assert_string_equal(err.field, "resources.memory_mib");
-    spec = make_spec(VM_BOOT_RESTORE);
+    spec = fixture_spec(VM_BOOT_RESTORE);
     spec.golden_key[0] = '\0';
-    assert_int_equal(vm_create(f->engine, &spec, &events, f, &vm, &err), ERROR_INVALID);
-    spec = make_spec(VM_BOOT_SNAPSHOT);
+    assert_int_equal(vm_create(f->engine, &spec, &fixture_events, f, &vm, &err), ERROR_INVALID);
+    spec = fixture_spec(VM_BOOT_SNAPSHOT);
     (void)snprintf(spec.snapshot_id, sizeof(spec.snapshot_id), "sb_");
-    assert_int_equal(vm_create(f->engine, &spec, &events, f, &vm, &err), ERROR_INVALID);
+    assert_int_equal(vm_create(f->engine, &spec, &fixture_events, f, &vm, &err), ERROR_INVALID);
     assert_non_null(strstr(err.message, "snapshot"));
-    spec = make_spec(VM_BOOT_COLD);
+    spec = fixture_spec(VM_BOOT_COLD);
     (void)snprintf(spec.sandbox_id, sizeof(spec.sandbox_id), "../../etc");
-    assert_int_equal(vm_create(f->engine, &spec, &events, f, &vm, &err), ERROR_INVALID);
+    assert_int_equal(vm_create(f->engine, &spec, &fixture_events, f, &vm, &err), ERROR_INVALID);
     assert_null(vm);
 }
 
@@ -506,43 +378,10 @@ static void test_choices_that_do_not_exist(void **state)
 
 /* --- with QEMU's engine, a played broker and a played QEMU --- */
 
-static void on_kill(void *arg)
-{
-    struct fixture *f = arg;
-    close_fd(&f->process[1]);
-    qmp_server_hang_up(&f->server);
-}
-
-static bool have_qemu(struct fixture *f)
-{
-    struct error err = ERROR_INIT;
-    const struct vm_engine_config config = {.kvm_why = "there is no /dev/kvm", .firecracker = ""};
-    int rc = vm_engine_create(f->loop, f->broker, &config, &f->engine, &err);
-    if (rc == ERROR_NOT_FOUND)
-        skip(); /* the engine asks the installed QEMU for its version */
-    assert_ok(rc, &err);
-    return true;
-}
-
-static void use_qemu(struct fixture *f, enum vm_boot boot)
-{
-    char path[200];
-    struct vm_spec spec = make_spec(boot);
-    if (!f->engine)
-        (void)have_qemu(f);
-    assert_int_equal(pipe2(f->process, O_CLOEXEC), 0);
-    (void)snprintf(path, sizeof(path), "%s/qmp.sock", f->dir);
-    qmp_server_start(&f->server, f->loop, path);
-    f->server.arg = f;
-    f->served = true;
-    fake_broker_vmm(f->broker, path, "/run/agent.sock", f->process[0], on_kill, f);
-    assert_int_equal(vm_create(f->engine, &spec, &events, f, &f->vm, NULL), 0);
-}
-
 static void test_qemu_engine_tells_about_itself(void **state)
 {
     struct fixture *f = *state;
-    (void)have_qemu(f);
+    fixture_qemu(f);
     const struct vm_engine_info *info = vm_engine_info(f->engine);
     assert_string_equal(info->name, "qemu");
     assert_string_equal(info->acceleration, "tcg");
@@ -563,23 +402,23 @@ static void test_qemu_engine_tells_about_itself(void **state)
 static void test_qemu_restore(void **state)
 {
     struct fixture *f = *state;
-    use_qemu(f, VM_BOOT_RESTORE);
-    f->server.status = "inmigrate";
-    assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), 0);
+    fixture_use_qemu(f, VM_BOOT_RESTORE);
+    f->qmp.status = "inmigrate";
+    assert_int_equal(CALL(f, vm_launch(f->vm, fixture_done, f)), 0);
     assert_int_equal(vm_pid(f->vm), 4711);
     assert_string_equal(vm_agent_socket(f->vm), "/run/agent.sock");
     assert_int_equal(fake_broker_last_vmm(f->broker)->boot, BROKER_BOOT_RESTORE);
     assert_string_equal(fake_broker_last_vmm(f->broker)->golden_key, "key");
     int fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
-    assert_int_equal(CALL(f, vm_load(f->vm, fd, on_done, f)), 0);
+    assert_int_equal(CALL(f, vm_load(f->vm, fd, fixture_done, f)), 0);
     (void)close(fd);
-    assert_int_equal(f->server.fds_received, 1);
-    assert_true(qmp_server_got(&f->server, "migrate-set-capabilities"));
-    assert_true(qmp_server_got(&f->server, "migrate-incoming"));
-    assert_int_equal(CALL(f, vm_resume(f->vm, on_done, f)), 0);
-    assert_true(qmp_server_got(&f->server, "cont"));
-    assert_int_equal(CALL(f, vm_pause(f->vm, on_done, f)), 0);
-    assert_true(qmp_server_got(&f->server, "stop"));
+    assert_int_equal(f->qmp.fds_received, 1);
+    assert_true(qmp_server_got(&f->qmp, "migrate-set-capabilities"));
+    assert_true(qmp_server_got(&f->qmp, "migrate-incoming"));
+    assert_int_equal(CALL(f, vm_resume(f->vm, fixture_done, f)), 0);
+    assert_true(qmp_server_got(&f->qmp, "cont"));
+    assert_int_equal(CALL(f, vm_pause(f->vm, fixture_done, f)), 0);
+    assert_true(qmp_server_got(&f->qmp, "stop"));
 }
 
 static void test_qemu_limits(void **state)
@@ -587,21 +426,21 @@ static void test_qemu_limits(void **state)
     static const char args[] = "{\"bps\":3145728,\"bps_rd\":0,\"bps_wr\":0,\"id\":\"root\",\"iops\":70,"
                                "\"iops_rd\":0,\"iops_wr\":0}";
     struct fixture *f = *state;
-    use_qemu(f, VM_BOOT_RESTORE);
+    fixture_use_qemu(f, VM_BOOT_RESTORE);
     vm_limit(f->vm, &slow);
-    f->server.status = "inmigrate";
-    assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), 0);
+    f->qmp.status = "inmigrate";
+    assert_int_equal(CALL(f, vm_launch(f->vm, fixture_done, f)), 0);
     int fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
-    assert_int_equal(CALL(f, vm_load(f->vm, fd, on_done, f)), 0);
+    assert_int_equal(CALL(f, vm_load(f->vm, fd, fixture_done, f)), 0);
     (void)close(fd);
-    assert_false(qmp_server_got(&f->server, "block_set_io_throttle"));
-    f->server.fail = "block_set_io_throttle";
-    assert_int_equal(CALL(f, vm_resume(f->vm, on_done, f)), ERROR_UNAVAILABLE);
-    assert_false(qmp_server_got(&f->server, "cont"));
-    f->server.fail = NULL;
-    assert_int_equal(CALL(f, vm_resume(f->vm, on_done, f)), 0);
-    assert_string_equal(f->server.last_args, args);
-    assert_true(qmp_server_got(&f->server, "cont"));
+    assert_false(qmp_server_got(&f->qmp, "block_set_io_throttle"));
+    f->qmp.fail = "block_set_io_throttle";
+    assert_int_equal(CALL(f, vm_resume(f->vm, fixture_done, f)), ERROR_UNAVAILABLE);
+    assert_false(qmp_server_got(&f->qmp, "cont"));
+    f->qmp.fail = NULL;
+    assert_int_equal(CALL(f, vm_resume(f->vm, fixture_done, f)), 0);
+    assert_string_equal(f->qmp.last_args, args);
+    assert_true(qmp_server_got(&f->qmp, "cont"));
 }
 
 #define STATS(node, read)                                                                \
@@ -612,13 +451,13 @@ static void test_qemu_limits(void **state)
 /* Stops and goes on, which has it counted. */
 static uint64_t recount(struct fixture *f, const char *answer)
 {
-    unsigned asked = f->server.count;
-    f->server.blockstats = answer;
-    assert_int_equal(CALL(f, vm_resume(f->vm, on_done, f)), 0);
-    assert_int_equal(CALL(f, vm_pause(f->vm, on_done, f)), 0);
-    for (int i = 0; i < 400 && f->server.count < asked + 3; i++)
+    unsigned asked = f->qmp.count;
+    f->qmp.blockstats = answer;
+    assert_int_equal(CALL(f, vm_resume(f->vm, fixture_done, f)), 0);
+    assert_int_equal(CALL(f, vm_pause(f->vm, fixture_done, f)), 0);
+    for (int i = 0; i < 400 && f->qmp.count < asked + 3; i++)
         loop_turn(f->loop, 5);
-    assert_string_equal(f->server.commands[asked + 1], "query-blockstats");
+    assert_string_equal(f->qmp.commands[asked + 1], "query-blockstats");
     loop_turn(f->loop, 5);
     loop_turn(f->loop, 5);
     return reads_of(f);
@@ -637,8 +476,8 @@ static void test_qemu_counts(void **state)
                                            STATS("none", "500"),
                                            "[{\"node-name\": \"disk\"}]"};
     struct fixture *f = *state;
-    use_qemu(f, VM_BOOT_COLD);
-    assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), 0);
+    fixture_use_qemu(f, VM_BOOT_COLD);
+    assert_int_equal(CALL(f, vm_launch(f->vm, fixture_done, f)), 0);
     assert_int_equal(recount(f, STATS("disk", "40")), 40);
     assert_int_equal(recount(f, STATS("disk", "55")), 55);
     for (size_t i = 0; i < sizeof(nonsense) / sizeof(nonsense[0]); i++)
@@ -654,8 +493,8 @@ static void test_qemu_counts(void **state)
 static void test_qemu_taken_over_was_counted_before(void **state)
 {
     struct fixture *f = *state;
-    use_qemu(f, VM_BOOT_COLD);
-    assert_int_equal(CALL(f, vm_adopt(f->vm, on_done, f)), 0);
+    fixture_use_qemu(f, VM_BOOT_COLD);
+    assert_int_equal(CALL(f, vm_adopt(f->vm, fixture_done, f)), 0);
     assert_int_equal(recount(f, STATS("disk", "100")), 0);
     assert_int_equal(recount(f, STATS("disk", "103")), 3);
 }
@@ -664,17 +503,17 @@ static void on_throttle_dies(struct qmp_server *s, const char *command)
 {
     struct fixture *f = s->arg;
     if (strcmp(command, "block_set_io_throttle") == 0)
-        close_fd(&f->process[1]);
+        fixture_close(&f->process[1]);
 }
 
 static void test_qemu_ends_while_it_is_limited(void **state)
 {
     struct fixture *f = *state;
-    use_qemu(f, VM_BOOT_COLD);
+    fixture_use_qemu(f, VM_BOOT_COLD);
     vm_limit(f->vm, &slow);
-    f->server.ignore = "block_set_io_throttle";
-    f->server.on_command = on_throttle_dies;
-    assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), ERROR_GONE);
+    f->qmp.ignore = "block_set_io_throttle";
+    f->qmp.on_command = on_throttle_dies;
+    assert_int_equal(CALL(f, vm_launch(f->vm, fixture_done, f)), ERROR_GONE);
     assert_int_equal(f->exits, 1);
 }
 
@@ -708,9 +547,9 @@ static unsigned visits(int listen_fd)
 static void use_qemu_with_agent(struct fixture *f, enum vm_boot boot, const char *agent)
 {
     char qmp[200];
-    use_qemu(f, boot);
+    fixture_use_qemu(f, boot);
     (void)snprintf(qmp, sizeof(qmp), "%s/qmp.sock", f->dir);
-    fake_broker_vmm(f->broker, qmp, agent, f->process[0], on_kill, f);
+    fake_broker_vmm(f->broker, qmp, agent, f->process[0], fixture_die, f);
 }
 
 static void test_qemu_starts_from_a_snapshot(void **state)
@@ -719,21 +558,21 @@ static void test_qemu_starts_from_a_snapshot(void **state)
     char agent[108];
     int agent_fd = listen_as_agent(f, agent);
     use_qemu_with_agent(f, VM_BOOT_SNAPSHOT, agent);
-    f->server.status = "inmigrate";
-    assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), 0);
+    f->qmp.status = "inmigrate";
+    assert_int_equal(CALL(f, vm_launch(f->vm, fixture_done, f)), 0);
     assert_int_equal(fake_broker_last_vmm(f->broker)->boot, BROKER_BOOT_SNAPSHOT);
     assert_true(id_valid(fake_broker_last_vmm(f->broker)->snapshot_id, "sn"));
     assert_null(fake_broker_last_vmm(f->broker)->golden_key);
     int fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
-    assert_int_equal(CALL(f, vm_load(f->vm, fd, on_done, f)), 0);
+    assert_int_equal(CALL(f, vm_load(f->vm, fd, fixture_done, f)), 0);
     (void)close(fd);
     assert_false(vm_is_running(f->vm));
     assert_int_equal(visits(agent_fd), 0);
     /* The port is emptied once, when the VM runs, and before the owner knows of it. */
-    assert_int_equal(CALL(f, vm_resume(f->vm, on_done, f)), 0);
+    assert_int_equal(CALL(f, vm_resume(f->vm, fixture_done, f)), 0);
     assert_int_equal(visits(agent_fd), 1);
-    assert_int_equal(CALL(f, vm_pause(f->vm, on_done, f)), 0);
-    assert_int_equal(CALL(f, vm_resume(f->vm, on_done, f)), 0);
+    assert_int_equal(CALL(f, vm_pause(f->vm, fixture_done, f)), 0);
+    assert_int_equal(CALL(f, vm_resume(f->vm, fixture_done, f)), 0);
     assert_int_equal(visits(agent_fd), 0);
     (void)close(agent_fd);
     (void)unlink(agent);
@@ -746,22 +585,18 @@ static void test_qemu_port_of_an_adopted_vm(void **state)
     char agent[108];
     int agent_fd = listen_as_agent(f, agent);
     use_qemu_with_agent(f, VM_BOOT_COLD, agent);
-    f->server.status = "paused";
-    assert_int_equal(CALL(f, vm_adopt(f->vm, on_done, f)), 0);
+    f->qmp.status = "paused";
+    assert_int_equal(CALL(f, vm_adopt(f->vm, fixture_done, f)), 0);
     (void)unlink(agent);
-    assert_int_equal(CALL(f, vm_resume(f->vm, on_done, f)), 0); /* even when that cannot be done */
+    assert_int_equal(CALL(f, vm_resume(f->vm, fixture_done, f)), 0); /* even when that cannot be done */
     assert_int_equal(visits(agent_fd), 0);
-    vm_destroy(f->vm);
-    f->vm = NULL;
-    qmp_server_stop(&f->server);
-    close_fd(&f->process[0]);
-    close_fd(&f->process[1]);
+    fixture_drop(f);
     (void)close(agent_fd);
     agent_fd = listen_as_agent(f, agent);
     use_qemu_with_agent(f, VM_BOOT_COLD, agent);
-    f->server.status = "paused";
-    assert_int_equal(CALL(f, vm_adopt(f->vm, on_done, f)), 0);
-    assert_int_equal(CALL(f, vm_resume(f->vm, on_done, f)), 0);
+    f->qmp.status = "paused";
+    assert_int_equal(CALL(f, vm_adopt(f->vm, fixture_done, f)), 0);
+    assert_int_equal(CALL(f, vm_resume(f->vm, fixture_done, f)), 0);
     assert_int_equal(visits(agent_fd), 1);
     (void)close(agent_fd);
     (void)unlink(agent);
@@ -772,31 +607,32 @@ static void test_qemu_saves_devices(void **state)
     static const char *const order[] = {"query-blockstats",       "stop",      "add-fd",
                                         "xen-save-devices-state", "remove-fd", "cont"};
     struct fixture *f = *state;
-    use_qemu(f, VM_BOOT_COLD);
-    assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), 0);
-    assert_int_equal(CALL(f, vm_pause(f->vm, on_done, f)), 0);
+    fixture_use_qemu(f, VM_BOOT_COLD);
+    assert_int_equal(CALL(f, vm_launch(f->vm, fixture_done, f)), 0);
+    assert_int_equal(CALL(f, vm_pause(f->vm, fixture_done, f)), 0);
     int fd = open("/dev/null", O_WRONLY | O_CLOEXEC);
-    assert_int_equal(CALL(f, vm_save_devices(f->vm, fd, on_done, f)), 0);
-    assert_int_equal(f->server.fds_received, 1);
-    assert_string_equal(f->server.last_args, "{\"fdset-id\":3}");
-    assert_int_equal(CALL(f, vm_resume(f->vm, on_done, f)), 0);
+    assert_int_equal(CALL(f, vm_save_devices(f->vm, fd, fixture_done, f)), 0);
+    assert_int_equal(f->qmp.fds_received, 1);
+    assert_string_equal(f->qmp.last_args, "{\"fdset-id\":3}");
+    assert_int_equal(CALL(f, vm_resume(f->vm, fixture_done, f)), 0);
     for (size_t i = 0; i < sizeof(order) / sizeof(order[0]); i++)
-        assert_string_equal(f->server.commands[i + 2], order[i]);
+        assert_string_equal(f->qmp.commands[i + 2], order[i]);
     /* The descriptor is QEMU's own copy. */
     assert_int_equal(write(fd, "x", 1), 1);
     (void)close(fd);
     fd = open("/dev/null", O_RDWR | O_CLOEXEC);
-    assert_int_equal(CALL(f, vm_pause(f->vm, on_done, f)), 0);
-    assert_int_equal(CALL(f, vm_save_devices(f->vm, fd, on_done, f)), ERROR_INVALID); /* QEMU would refuse */
+    assert_int_equal(CALL(f, vm_pause(f->vm, fixture_done, f)), 0);
+    assert_int_equal(CALL(f, vm_save_devices(f->vm, fd, fixture_done, f)),
+                     ERROR_INVALID); /* QEMU would refuse */
     (void)close(fd);
-    assert_int_equal(CALL(f, vm_save_devices(f->vm, 9999, on_done, f)), ERROR_INTERNAL);
+    assert_int_equal(CALL(f, vm_save_devices(f->vm, 9999, fixture_done, f)), ERROR_INTERNAL);
 }
 
 static unsigned count_commands(const struct fixture *f, const char *name)
 {
     unsigned n = 0;
-    for (unsigned i = 0; i < f->server.count; i++)
-        n += strcmp(f->server.commands[i], name) == 0;
+    for (unsigned i = 0; i < f->qmp.count; i++)
+        n += strcmp(f->qmp.commands[i], name) == 0;
     return n;
 }
 
@@ -815,103 +651,103 @@ static void test_qemu_fails_to_save_devices(void **state)
         {NULL, "{}", ERROR_PROTOCOL, 0},
     };
     struct fixture *f = *state;
-    use_qemu(f, VM_BOOT_COLD);
-    assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), 0);
-    assert_int_equal(CALL(f, vm_pause(f->vm, on_done, f)), 0);
+    fixture_use_qemu(f, VM_BOOT_COLD);
+    assert_int_equal(CALL(f, vm_launch(f->vm, fixture_done, f)), 0);
+    assert_int_equal(CALL(f, vm_pause(f->vm, fixture_done, f)), 0);
     int fd = open("/dev/null", O_WRONLY | O_CLOEXEC);
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        f->server.fail = cases[i].fail;
-        f->server.fdset = cases[i].fdset;
-        f->server.count = 0;
-        assert_int_equal(CALL(f, vm_save_devices(f->vm, fd, on_done, f)), cases[i].code);
+        f->qmp.fail = cases[i].fail;
+        f->qmp.fdset = cases[i].fdset;
+        f->qmp.count = 0;
+        assert_int_equal(CALL(f, vm_save_devices(f->vm, fd, fixture_done, f)), cases[i].code);
         for (int k = 0; k < 5; k++)
             loop_turn(f->loop, 1);
         assert_int_equal(count_commands(f, "remove-fd"), cases[i].removed);
     }
-    f->server.fail = f->server.fdset = NULL;
-    f->server.count = 0;
-    assert_int_equal(CALL(f, vm_save_devices(f->vm, fd, on_done, f)), 0);
+    f->qmp.fail = f->qmp.fdset = NULL;
+    f->qmp.count = 0;
+    assert_int_equal(CALL(f, vm_save_devices(f->vm, fd, fixture_done, f)), 0);
     /* What fails later has no descriptor of the state to take back. */
-    f->server.fail = "cont";
-    assert_int_equal(CALL(f, vm_resume(f->vm, on_done, f)), ERROR_UNAVAILABLE);
+    f->qmp.fail = "cont";
+    assert_int_equal(CALL(f, vm_resume(f->vm, fixture_done, f)), ERROR_UNAVAILABLE);
     for (int k = 0; k < 5; k++)
         loop_turn(f->loop, 1);
     assert_int_equal(count_commands(f, "remove-fd"), 1);
-    f->server.fail = NULL;
-    assert_int_equal(CALL(f, vm_resume(f->vm, on_done, f)), 0);
+    f->qmp.fail = NULL;
+    assert_int_equal(CALL(f, vm_resume(f->vm, fixture_done, f)), 0);
     (void)close(fd);
 }
 
 static void test_qemu_ends_while_saving_devices(void **state)
 {
     struct fixture *f = *state;
-    use_qemu(f, VM_BOOT_COLD);
-    assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), 0);
-    assert_int_equal(CALL(f, vm_pause(f->vm, on_done, f)), 0);
-    f->server.ignore = "xen-save-devices-state";
+    fixture_use_qemu(f, VM_BOOT_COLD);
+    assert_int_equal(CALL(f, vm_launch(f->vm, fixture_done, f)), 0);
+    assert_int_equal(CALL(f, vm_pause(f->vm, fixture_done, f)), 0);
+    f->qmp.ignore = "xen-save-devices-state";
     int fd = open("/dev/null", O_WRONLY | O_CLOEXEC);
-    vm_save_devices(f->vm, fd, on_done, f);
+    vm_save_devices(f->vm, fd, fixture_done, f);
     (void)close(fd);
-    for (int i = 0; i < 50 && !qmp_server_got(&f->server, "xen-save-devices-state"); i++)
+    for (int i = 0; i < 50 && !qmp_server_got(&f->qmp, "xen-save-devices-state"); i++)
         loop_turn(f->loop, 5);
-    on_kill(f);
-    wait_for(f, &f->exits, 1);
+    fixture_die(f);
+    fixture_wait(f, &f->exits, 1);
     assert_int_equal(f->code, ERROR_GONE);
 }
 
 static void test_qemu_load_fails(void **state)
 {
     struct fixture *f = *state;
-    use_qemu(f, VM_BOOT_RESTORE);
-    assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), 0);
-    assert_int_equal(CALL(f, vm_load(f->vm, 9999, on_done, f)), ERROR_INTERNAL); /* a bad descriptor */
+    fixture_use_qemu(f, VM_BOOT_RESTORE);
+    assert_int_equal(CALL(f, vm_launch(f->vm, fixture_done, f)), 0);
+    assert_int_equal(CALL(f, vm_load(f->vm, 9999, fixture_done, f)), ERROR_INTERNAL); /* a bad descriptor */
     int fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
-    f->server.fail = "migrate-incoming";
-    f->server.migration = "active";
-    assert_int_equal(CALL(f, vm_load(f->vm, fd, on_done, f)), ERROR_UNAVAILABLE);
-    f->server.fail = NULL;
-    f->server.migration = "failed";
-    assert_int_equal(CALL(f, vm_load(f->vm, fd, on_done, f)), ERROR_INTERNAL);
+    f->qmp.fail = "migrate-incoming";
+    f->qmp.migration = "active";
+    assert_int_equal(CALL(f, vm_load(f->vm, fd, fixture_done, f)), ERROR_UNAVAILABLE);
+    f->qmp.fail = NULL;
+    f->qmp.migration = "failed";
+    assert_int_equal(CALL(f, vm_load(f->vm, fd, fixture_done, f)), ERROR_INTERNAL);
     (void)close(fd);
 }
 
 static void quit(struct qmp_server *s, const char *command)
 {
     if (strcmp(command, "quit") == 0)
-        on_kill(s->arg);
+        fixture_die(s->arg);
 }
 
 static void test_qemu_save(void **state)
 {
     struct fixture *f = *state;
-    use_qemu(f, VM_BOOT_GOLDEN);
-    f->server.on_command = quit;
-    assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), 0);
+    fixture_use_qemu(f, VM_BOOT_GOLDEN);
+    f->qmp.on_command = quit;
+    assert_int_equal(CALL(f, vm_launch(f->vm, fixture_done, f)), 0);
     assert_true(vm_is_running(f->vm));
     int fd = open("/dev/null", O_WRONLY | O_CLOEXEC);
-    assert_int_equal(CALL(f, vm_save(f->vm, fd, on_done, f)), 0);
+    assert_int_equal(CALL(f, vm_save(f->vm, fd, fixture_done, f)), 0);
     (void)close(fd);
-    wait_for(f, &f->exits, 1);
+    fixture_wait(f, &f->exits, 1);
     assert_string_equal(f->order, "ddx");
     static const char *const order[] = {"stop", "migrate-set-capabilities", "getfd", "migrate", "quit"};
     for (size_t i = 0; i < sizeof(order) / sizeof(order[0]); i++)
-        assert_string_equal(f->server.commands[i + 2], order[i]);
+        assert_string_equal(f->qmp.commands[i + 2], order[i]);
 }
 
 static void test_qemu_crash_before_quit_is_no_save(void **state)
 {
     struct fixture *f = *state;
-    use_qemu(f, VM_BOOT_GOLDEN);
-    assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), 0);
-    f->server.ignore = "migrate";
-    f->server.migration = "active";
+    fixture_use_qemu(f, VM_BOOT_GOLDEN);
+    assert_int_equal(CALL(f, vm_launch(f->vm, fixture_done, f)), 0);
+    f->qmp.ignore = "migrate";
+    f->qmp.migration = "active";
     int fd = open("/dev/null", O_WRONLY | O_CLOEXEC);
-    vm_save(f->vm, fd, on_done, f);
+    vm_save(f->vm, fd, fixture_done, f);
     (void)close(fd);
-    for (int i = 0; i < 100 && !qmp_server_got(&f->server, "migrate"); i++)
+    for (int i = 0; i < 100 && !qmp_server_got(&f->qmp, "migrate"); i++)
         loop_turn(f->loop, 5);
-    on_kill(f);
-    wait_for(f, &f->exits, 1);
+    fixture_die(f);
+    fixture_wait(f, &f->exits, 1);
     assert_int_equal(f->code, ERROR_GONE);
 }
 
@@ -919,87 +755,48 @@ static void test_qemu_end_carries_its_last_words(void **state)
 {
     struct fixture *f = *state;
     char path[200];
-    use_qemu(f, VM_BOOT_COLD);
-    assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), 0);
+    fixture_use_qemu(f, VM_BOOT_COLD);
+    assert_int_equal(CALL(f, vm_launch(f->vm, fixture_done, f)), 0);
     assert_null(fake_broker_last_vmm(f->broker)->golden_key);
     (void)snprintf(path, sizeof(path), "%s/vmm.log", f->dir);
     int fd = open(path, O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
     static const char text[] = "warning: old\nqemu: could not \x1b[31m map memory\n\n";
     assert_int_equal(write(fd, text, sizeof(text) - 1), sizeof(text) - 1);
     (void)close(fd);
-    on_kill(f);
-    wait_for(f, &f->exits, 1);
+    fixture_die(f);
+    fixture_wait(f, &f->exits, 1);
     assert_string_equal(f->why, "QEMU: qemu: could not ?[31m map memory");
 }
 
 static void test_qemu_guest_that_ends_itself(void **state)
 {
     struct fixture *f = *state;
-    use_qemu(f, VM_BOOT_COLD);
-    assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), 0);
-    qmp_server_say(&f->server,
+    fixture_use_qemu(f, VM_BOOT_COLD);
+    assert_int_equal(CALL(f, vm_launch(f->vm, fixture_done, f)), 0);
+    qmp_server_say(&f->qmp,
                    "{\"event\": \"SHUTDOWN\", \"data\": {\"guest\": true, \"reason\": \"guest-reset\"}}\n");
     loop_turn(f->loop, 50);
-    on_kill(f);
-    wait_for(f, &f->exits, 1);
+    fixture_die(f);
+    fixture_wait(f, &f->exits, 1);
     assert_non_null(strstr(f->why, "guest-reset"));
 }
 
 static void test_qemu_kill(void **state)
 {
     struct fixture *f = *state;
-    use_qemu(f, VM_BOOT_COLD);
-    assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), 0);
-    f->server.ignore = "stop";
-    vm_pause(f->vm, on_done, f);
-    vm_console(f->vm, on_console, f);
+    fixture_use_qemu(f, VM_BOOT_COLD);
+    assert_int_equal(CALL(f, vm_launch(f->vm, fixture_done, f)), 0);
+    f->qmp.ignore = "stop";
+    vm_pause(f->vm, fixture_done, f);
+    vm_console(f->vm, fixture_console, f);
     loop_turn(f->loop, 5);
-    f->server.silent = true;
-    vm_console(f->vm, on_console, f);
+    f->qmp.silent = true;
+    vm_console(f->vm, fixture_console, f);
     vm_kill(f->vm);
-    wait_for(f, &f->exits, 1);
+    fixture_wait(f, &f->exits, 1);
     assert_string_equal(f->why, "killed on request");
     assert_int_equal(f->order[strlen(f->order) - 1], 'x');
     assert_int_equal(fake_broker_count(f->broker, "vmm_kill"), 1);
-}
-
-static void test_qemu_killed_while_starting(void **state)
-{
-    struct fixture *f = *state;
-    use_qemu(f, VM_BOOT_COLD);
-    fake_broker_hold(f->broker, "vmm_start");
-    vm_launch(f->vm, on_done, f);
-    vm_kill(f->vm);
-    loop_turn(f->loop, 5);
-    assert_int_equal(fake_broker_count(f->broker, "vmm_kill"), 0); /* there is nothing to kill yet */
-    fake_broker_release(f->broker);
-    wait_for(f, &f->exits, 1);
-    assert_int_equal(f->code, ERROR_GONE);
-    assert_int_equal(fake_broker_count(f->broker, "vmm_kill"), 1);
-}
-
-static void test_qemu_destroyed_while_starting(void **state)
-{
-    struct fixture *f = *state;
-    use_qemu(f, VM_BOOT_COLD);
-    fake_broker_hold(f->broker, "vmm_start");
-    vm_launch(f->vm, on_done, f);
-    vm_destroy(f->vm);
-    f->vm = NULL;
-    fake_broker_release(f->broker);
-    for (int i = 0; i < 5; i++)
-        loop_turn(f->loop, 1);
-    assert_string_equal(f->order, "");
-}
-
-static void test_qemu_broker_refuses(void **state)
-{
-    struct fixture *f = *state;
-    use_qemu(f, VM_BOOT_COLD);
-    fake_broker_fail(f->broker, "vmm_start", 1);
-    assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), ERROR_INTERNAL);
-    assert_int_equal(CALL(f, vm_resume(f->vm, on_done, f)), ERROR_GONE);
-    assert_int_equal(f->exits, 0); /* there never was a process */
 }
 
 static void test_qemu_adopts(void **state)
@@ -1010,16 +807,11 @@ static void test_qemu_adopts(void **state)
     } cases[] = {{"running", true}, {"paused", false}, {"inmigrate", false}};
     struct fixture *f = *state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        use_qemu(f, VM_BOOT_COLD);
-        f->server.status = cases[i].status;
-        assert_int_equal(CALL(f, vm_adopt(f->vm, on_done, f)), 0);
+        fixture_use_qemu(f, VM_BOOT_COLD);
+        f->qmp.status = cases[i].status;
+        assert_int_equal(CALL(f, vm_adopt(f->vm, fixture_done, f)), 0);
         assert_int_equal(vm_is_running(f->vm), cases[i].running);
-        vm_destroy(f->vm);
-        f->vm = NULL;
-        qmp_server_stop(&f->server);
-        f->served = false;
-        close_fd(&f->process[0]);
-        close_fd(&f->process[1]);
+        fixture_drop(f);
     }
     assert_int_equal(fake_broker_count(f->broker, "vmm_kill"), 0);
 }
@@ -1027,35 +819,35 @@ static void test_qemu_adopts(void **state)
 static void test_qemu_that_breaks_the_protocol_is_ended(void **state)
 {
     struct fixture *f = *state;
-    use_qemu(f, VM_BOOT_COLD);
-    assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), 0);
-    qmp_server_say(&f->server, "rubbish\n");
-    wait_for(f, &f->exits, 1);
+    fixture_use_qemu(f, VM_BOOT_COLD);
+    assert_int_equal(CALL(f, vm_launch(f->vm, fixture_done, f)), 0);
+    qmp_server_say(&f->qmp, "rubbish\n");
+    fixture_wait(f, &f->exits, 1);
     assert_non_null(strstr(f->why, "not QMP"));
 }
 
 static void test_qemu_console(void **state)
 {
     struct fixture *f = *state;
-    use_qemu(f, VM_BOOT_COLD);
-    vm_console(f->vm, on_console, f); /* before there is anything to read */
+    fixture_use_qemu(f, VM_BOOT_COLD);
+    vm_console(f->vm, fixture_console, f); /* before there is anything to read */
     loop_turn(f->loop, 5);
     assert_int_equal(f->code, ERROR_GONE);
-    assert_int_equal(CALL(f, vm_launch(f->vm, on_done, f)), 0);
-    f->server.console_b64 = "S2VybmVsIHBhbmljDQobW2EK"; /* "Kernel panic\r\n\x1b[a\n" */
-    vm_console(f->vm, on_console, f);
+    assert_int_equal(CALL(f, vm_launch(f->vm, fixture_done, f)), 0);
+    f->qmp.console_b64 = "S2VybmVsIHBhbmljDQobW2EK"; /* "Kernel panic\r\n\x1b[a\n" */
+    vm_console(f->vm, fixture_console, f);
     for (int i = 0; i < 100 && f->order[2] == '\0'; i++)
         loop_turn(f->loop, 5);
     assert_int_equal(f->code, 0);
     assert_string_equal(f->text, "Kernel panic\n?[a\n");
-    f->server.console_b64 = "***";
-    vm_console(f->vm, on_console, f);
+    f->qmp.console_b64 = "***";
+    vm_console(f->vm, fixture_console, f);
     for (int i = 0; i < 100 && f->order[3] == '\0'; i++)
         loop_turn(f->loop, 5);
     assert_string_equal(f->text, "");
 }
 
-#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+#define TEST(name) cmocka_unit_test_setup_teardown(name, fixture_setup, fixture_teardown)
 
 int main(void)
 {
@@ -1092,9 +884,6 @@ int main(void)
         TEST(test_qemu_end_carries_its_last_words),
         TEST(test_qemu_guest_that_ends_itself),
         TEST(test_qemu_kill),
-        TEST(test_qemu_killed_while_starting),
-        TEST(test_qemu_destroyed_while_starting),
-        TEST(test_qemu_broker_refuses),
         TEST(test_qemu_adopts),
         TEST(test_qemu_that_breaks_the_protocol_is_ended),
         TEST(test_qemu_console),
