@@ -242,33 +242,36 @@ static int splice_out(const struct file_job *j, int fd, off_t at, uint64_t left)
     return 0;
 }
 
-/* Reads once into a half of what is shared. The count, 0 at the end, -1. */
-static ssize_t read_half(const struct file_job *j, int fd, unsigned half, off_t at)
+/* Reads once into the first slots of a half of what is shared. The count, 0 at the end, -1. */
+static ssize_t read_half(const struct file_job *j, int fd, unsigned half, unsigned slots, off_t at)
 {
     struct iovec parts[SHARE_HALF_SLOTS];
     ssize_t n;
-    for (unsigned i = 0; i < SHARE_HALF_SLOTS; i++)
+    for (unsigned i = 0; i < slots; i++)
         parts[i] = (struct iovec){share_slot(j->shared, half, i), SHARE_DATA};
     do
-        n = preadv(fd, parts, SHARE_HALF_SLOTS, at);
+        n = preadv(fd, parts, (int)slots, at);
     while (n < 0 && errno == EINTR);
     return n;
 }
 
 /* Reads the blocks of a large file past the page cache, which would cost the guest several times as much, to
- * where the agent sends them from. What does not fill a half, and all of it where that cannot be done, is
- * left: *at and *left say so. */
+ * where the agent sends them from. What is less than the first step, and all of it where that cannot be done,
+ * is left: *at and *left say so. Each wait for the disk costs as much as hundreds of KiB, so the steps grow.
+ */
 static int direct_out(const struct file_job *j, int fd, off_t *at, uint64_t *left)
 {
-    unsigned half = 0, free = 2;
+    unsigned half = 0, free = 2, slots = SHARE_FIRST_SLOTS;
     struct share_word back;
     if (!work_direct(fd, true))
         return 0;
-    while (*left >= SHARE_HALF) {
+    while (*left >= SHARE_FIRST_SLOTS * SHARE_DATA) {
+        if (*left < slots * SHARE_DATA)
+            slots = (unsigned)(*left / SHARE_DATA);
         if (free == 0 && !share_hear(j->control, &back))
             return -1;
         free += free == 0;
-        ssize_t n = read_half(j, fd, half, *at);
+        ssize_t n = read_half(j, fd, half, slots, *at);
         if (n < 0 && errno != EINVAL)
             return work_failed(j, errno, "cannot read the file");
         if (n <= 0)
@@ -279,8 +282,9 @@ static int direct_out(const struct file_job *j, int fd, off_t *at, uint64_t *lef
         free--;
         *at += n;
         *left -= (uint64_t)n;
-        if (n < SHARE_HALF)
+        if ((size_t)n < slots * SHARE_DATA)
             break; /* the end, as far as one sees */
+        slots = 2 * slots < SHARE_HALF_SLOTS ? 2 * slots : SHARE_HALF_SLOTS;
     }
     (void)work_direct(fd, false);
     return 0;

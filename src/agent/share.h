@@ -16,7 +16,8 @@
 #define SHARE_SLOT 32768
 #define SHARE_DATA_AT 512 /* where data begins in a slot: a disk reads to such addresses only */
 #define SHARE_DATA (SHARE_SLOT - SHARE_DATA_AT)
-#define SHARE_HALF_SLOTS 16
+#define SHARE_HALF_SLOTS 64
+#define SHARE_FIRST_SLOTS 16 /* filled the first time, that the first bytes are soon there */
 #define SHARE_HALF (SHARE_HALF_SLOTS * SHARE_DATA)                /* bytes of a file in a half */
 #define SHARE_OUT_SIZE (2 * SHARE_HALF_SLOTS * SHARE_SLOT + 4096) /* the last frame ends behind its slot */
 

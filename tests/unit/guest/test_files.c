@@ -533,7 +533,7 @@ static void read_large(struct run *r, size_t size, size_t offset, uint64_t lengt
 static void large_files(void **state)
 {
     (void)state;
-    static const size_t mib = 1048576, sizes[] = {1048575, 1048576, 1048577, 1572864, 5 * 1048576 + 5000};
+    static const size_t mib = 1048576, sizes[] = {1048575, 1048576, 1048577, 1572864, 9 * 1048576 + 5000};
     struct run r;
     begin(&r);
     for (size_t i = 0; i < ARRAY_LEN(sizes); i++) {
