@@ -80,6 +80,7 @@ struct agent {
     struct file *dead_files;
     struct conn *dead_conns;
     unsigned process_count, file_count, conn_count;
+    unsigned wide; /* streams of processes with the largest ring */
     unsigned turn; /* whose turn it is to send data */
     struct agent_sync syncs[AGENT_SYNCS_MAX];
 };

@@ -65,6 +65,18 @@ void out_lend(struct out *o, unsigned char *ring, size_t size)
     o->lent = true;
 }
 
+bool out_grow(struct out *o, size_t size)
+{
+    if (!o->ring || o->lent || size <= o->size)
+        return false;
+    void *p = mremap(o->ring, o->size, size, MREMAP_MAYMOVE);
+    if (p == MAP_FAILED)
+        return false;
+    o->ring = p;
+    o->size = size;
+    return true;
+}
+
 static struct out_frame *frame_at(struct out *o, unsigned i)
 {
     return &o->frames[(o->first + i) % OUT_FRAMES];

@@ -73,6 +73,10 @@ int out_rewind(struct out *o, uint64_t acked, uint64_t limit);
 /* What has been sent need not be kept for another epoch: makes room of it. Not while it is being written. */
 void out_forget_sent(struct out *o);
 
+/* Makes the ring larger and keeps what is in it; it may be elsewhere then. False: it is as it was. Not while
+ * it is lent, or being written. */
+bool out_grow(struct out *o, size_t size);
+
 /* Another size of the ring; only while it is empty. */
 void out_resize(struct out *o, size_t size);
 

@@ -20,7 +20,12 @@
 /* STARTED waits this long for company: a short command then costs one write to the port instead of two. */
 #define STARTED_WAIT_NS (15 * CLOCK_NS_PER_MS)
 #define PIPE_LARGE 1048576
-#define PIPE_GROW 32768 /* a read of this much: the writer wants a larger pipe */
+#define PIPE_GROW 32768 /* a read of this much: the writer wants a larger pipe, */
+#define RING_GROW                                                                                    \
+    262144 /* and of this much, a ring that takes all of such a pipe at once, while the host has not \
+            * acknowledged what came before: else the two would change places all the time. */
+#define RING_WIDE 4194304
+#define WIDE_MAX 4 /* streams that have one */
 
 struct process *process_find(struct agent *a, uint32_t channel)
 {
@@ -69,6 +74,24 @@ static void end_stream(struct process *p, int i)
     check_closed(p);
 }
 
+/* For a stream of which n bytes came at once. */
+static void widen(struct process *p, int i, uint64_t n)
+{
+    struct agent *a = p->agent;
+    struct out *o = &p->out[i];
+    if (n < PIPE_GROW || p->terminal >= 0)
+        return;
+    if (!p->grown[i]) {
+        p->grown[i] = true;
+        (void)fcntl(o->fd, F_SETPIPE_SZ, PIPE_LARGE);
+    }
+    if (n < RING_GROW || p->wide[i] || a->wide == WIDE_MAX)
+        return;
+    link_unpin(&a->link, o->ring, o->size);
+    p->wide[i] = out_grow(o, RING_WIDE);
+    a->wide += p->wide[i];
+}
+
 /* Reads what a stream has; stops watching it while there is no room. */
 static void fill(struct process *p, int i)
 {
@@ -83,12 +106,10 @@ static void fill(struct process *p, int i)
     int got = out_fill(o);
     if (got > 0)
         agent_has_read(p->agent);
-    if (got < 0) {
+    if (got < 0)
         end_stream(p, i);
-    } else if (!p->grown[i] && o->end - before >= PIPE_GROW && p->terminal < 0) {
-        p->grown[i] = true;
-        (void)fcntl(o->fd, F_SETPIPE_SZ, PIPE_LARGE);
-    }
+    else
+        widen(p, i, o->end - before);
 }
 
 static void on_output(struct watch *w, uint32_t events)
@@ -169,6 +190,7 @@ static void unlink_process(struct agent *a, struct process *p)
         if (p->out[i].ring)
             link_unpin(&a->link, p->out[i].ring, p->out[i].size);
         out_finish(&p->out[i]);
+        a->wide -= p->wide[i];
     }
     agent_unwatch(a, &p->in_watch);
     in_finish(&p->in);

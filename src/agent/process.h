@@ -28,7 +28,8 @@ struct process {
     bool told_exit;      /* in this epoch */
     bool timed_out;
     bool killed;            /* by a deadline */
-    bool grown[2];          /* the stream's pipe has been made larger */
+    bool grown[2];          /* the stream's pipe has been made larger, */
+    bool wide[2];           /* and its ring, too */
     int64_t deadline;       /* monotonic ns; 0: none */
     int64_t grace;          /* ns from the deadline's SIGTERM to the kill; 0: no SIGTERM */
     int64_t kill_at;        /* what was asked to end is killed then; 0: never */

@@ -172,6 +172,45 @@ static void what_was_sent_makes_room(void **state)
     close_pipe(&p);
 }
 
+/* A ring that grows at any moment, also while its content lies around its end, keeps it in order, and takes
+ * more from then on. */
+static void a_ring_grows(void **state)
+{
+    (void)state;
+    static struct pipe_out p;
+    srand(4);
+    for (int round = 0; round < 300; round++) {
+        uint64_t acked = 0;
+        open_pipe(&p, RING);
+        assert_false(out_grow(&p.out, 4 * (size_t)RING)); /* there is none yet */
+        int moment = 1 + rand() % 200;
+        for (int i = 0; i < 400; i++) {
+            produce(&p, (size_t)(rand() % 4096 + 1));
+            if (out_has_room(&p.out))
+                assert_int_not_equal(out_fill(&p.out), -1);
+            assert_int_equal(out_window(&p.out, acked, p.read + 20000), 0);
+            while (out_ready(&p.out))
+                (void)consume(&p);
+            acked += (uint64_t)rand() % (p.read - acked + 1);
+            if (i == moment)
+                assert_true(out_grow(&p.out, 4 * (size_t)RING));
+        }
+        assert_false(out_grow(&p.out, RING));
+        p.read = acked;
+        assert_int_equal(out_rewind(&p.out, acked, UINT64_MAX), 0);
+        while (out_ready(&p.out))
+            (void)consume(&p);
+        assert_true(p.read == p.out.end);
+        /* Unacknowledged from here on. */
+        while (out_has_room(&p.out)) {
+            produce(&p, 4096);
+            assert_int_equal(out_fill(&p.out), 1);
+        }
+        assert_true(p.out.end - acked > RING); /* more than there was room for */
+        close_pipe(&p);
+    }
+}
+
 /* The last frame says that it is the last, however it is cut by the credit. */
 static void the_last_frame_says_so(void **state)
 {
@@ -408,6 +447,56 @@ static void what_arrives_lies_in_lent_memory(void **state)
     in_finish(&in);
 }
 
+/* A window that is smaller than the lent memory bounds what is under way; what lies there and was not taken
+ * bounds both. */
+static void lent_memory_is_larger_than_the_window(void **state)
+{
+    enum { SIZE = 4096, WINDOW = 1024 };
+    (void)state;
+    static unsigned char ring[SIZE], part[WINDOW];
+    struct in in;
+    uint64_t sent = 0;
+    in_init(&in, -1, WINDOW, false);
+    in_lend(&in, ring, SIZE);
+    for (; sent < SIZE; sent += WINDOW) {
+        assert_true(in_limit(&in) == sent + WINDOW);
+        in.announced = in_limit(&in);
+        struct proto_data d = {PROTO_FILE_DATA, false, sent, part, WINDOW};
+        assert_int_equal(in_data(&in, &d), 0);
+    }
+    assert_true(in_limit(&in) == SIZE);
+    assert_false(in_must_tell(&in));
+    assert_int_equal(in_taken(&in, 300), 0);
+    assert_true(in_limit(&in) == SIZE + 300);
+    assert_int_equal(in_taken(&in, SIZE), 0);
+    assert_true(in_limit(&in) == SIZE + WINDOW);
+    assert_true(in_must_tell(&in));
+    in_finish(&in);
+}
+
+/* The child hears of whole steps: none goes around the ring's end, and what it has not heard of never fills
+ * the ring. */
+static void steps_fit_the_ring(void **state)
+{
+    (void)state;
+    const size_t sizes[] = {SHARE_IN_SIZE, SHARE_IN_LARGE};
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+        uint64_t told = 0, largest = 0, size = sizes[i];
+        for (uint64_t filled = 0; filled < 20 * size; filled += 4999) {
+            uint64_t worth = share_worth(filled, sizes[i]);
+            assert_true(worth >= told && worth <= filled);
+            assert_true(filled - worth < size / 2);
+            if (worth == told)
+                continue;
+            assert_true(told / size == (worth - 1) / size);
+            largest = worth - told > largest ? worth - told : largest;
+            told = worth;
+        }
+        assert_true(largest == size / 2);
+        assert_true(share_worth(SHARE_STEP, sizes[i]) == SHARE_STEP); /* soon, at first */
+    }
+}
+
 /* What somebody else has put into lent memory goes out as it lies there, cut where the credit ends. */
 static void lent_frames_go_out_as_they_are(void **state)
 {
@@ -454,6 +543,7 @@ int main(void)
         cmocka_unit_test(nothing_is_lost),
         cmocka_unit_test(it_never_gets_stuck),
         cmocka_unit_test(what_was_sent_makes_room),
+        cmocka_unit_test(a_ring_grows),
         cmocka_unit_test(the_last_frame_says_so),
         cmocka_unit_test(it_ends_after_its_last_byte),
         cmocka_unit_test(lies_are_refused),
@@ -462,6 +552,8 @@ int main(void)
         cmocka_unit_test(a_closed_stdin_swallows),
         cmocka_unit_test(the_end_of_a_terminal_is_a_character),
         cmocka_unit_test(what_arrives_lies_in_lent_memory),
+        cmocka_unit_test(lent_memory_is_larger_than_the_window),
+        cmocka_unit_test(steps_fit_the_ring),
         cmocka_unit_test(lent_frames_go_out_as_they_are),
     };
     return cmocka_run_group_tests(tests, ignore_sigpipe, NULL);

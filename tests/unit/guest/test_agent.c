@@ -402,6 +402,34 @@ static void a_link_that_keeps_breaking(void **state)
     stop_run(&r);
 }
 
+/* So much at once that the agent takes a larger ring meanwhile, whatever is being sent of it: every byte at
+ * its place, over links that break. */
+static void fast_output(void **state)
+{
+    (void)state;
+    struct run r;
+    struct proc p[2];
+    char line[16];
+    uint64_t sum = 0, at = 0;
+    start_run(&r, 3000000);
+    struct guest_exec e = {.argv = (const char *const[]){"seq", "1", "2000000", NULL}};
+    for (int i = 0; i < 2; i++)
+        start(&r, &p[i], &e);
+    for (int i = 0; i < 2; i++)
+        finish(&r, &p[i]);
+    for (int number = 1; number <= 2000000; number++) {
+        int n = snprintf(line, sizeof(line), "%d\n", number);
+        for (int k = 0; k < n; k++, at++)
+            sum += (unsigned char)line[k] * (at % 65521 + 1);
+    }
+    for (int i = 0; i < 2; i++) {
+        assert_true(p[i].at[0] == at);
+        assert_true(p[i].sum == sum);
+    }
+    assert_true(r.lost >= 3);
+    stop_run(&r);
+}
+
 /* A daemon that died: another one takes its process up where it had come to. */
 static void a_process_is_taken_up(void **state)
 {
@@ -865,6 +893,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(terminals),
         cmocka_unit_test(stdin_goes_through),
         cmocka_unit_test(a_link_that_keeps_breaking),
+        cmocka_unit_test(fast_output),
         cmocka_unit_test(a_process_is_taken_up),
         cmocka_unit_test(many_at_once),
         cmocka_unit_test(the_limit_of_processes),
