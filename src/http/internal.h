@@ -214,10 +214,6 @@ void request_answered(struct http_request *r);
 /* Reads the header fields into r, finds the route, checks key, role, query and content type; the first thing
  * wrong is the error. allow: for ERROR_METHOD. */
 int head_check(struct http_request *r, char allow[ROUTE_ALLOW_SIZE], struct error *err);
-/* The client has gone, and the handler with it, after it had taken a part of a body that came with a key: a
- * repetition is told how much that was, and nothing is done twice. */
-void reply_cut_off(struct http_request *r);
-
 /* ERROR_MEDIA_TYPE unless the body is announced as JSON. */
 int head_check_json(const struct http_request *r, struct error *err);
 
@@ -228,6 +224,9 @@ bool reply_send_raw(struct http_request *r);
 /* The kept answer to a request that was made before with the same Idempotency-Key, sent when it is durable:
  * it may be asked for while the first request still waits for that. */
 void reply_again(struct http_request *r, const struct idempotency_answer *answer);
+/* The client has gone, and the handler with it: gives up a key that has no answer yet. When the handler had
+ * taken a part of the body, a repetition is told how much that was, and nothing is done twice. */
+void reply_cut_off(struct http_request *r);
 /* Adds the handler's headers to a response. */
 void reply_apply_headers(struct http_request *r, struct MHD_Response *response);
 /* The library lets go of the request: what a pending commit still does is not sent. */

@@ -382,8 +382,9 @@ void request_over(struct http_request *r, bool aborted)
     double seconds = (double)(clock_mono_ns() - r->started) / 1e9;
     if (s->config.answered)
         s->config.answered(s->config.arg, r, aborted && !r->status ? STATUS_CLIENT_GONE : r->status, seconds);
-    if (r->finished)
-        r->finished(r->data, aborted);
+    if (!r->finished)
+        return; /* the handler goes on, and its answer is what the key stands for */
+    r->finished(r->data, aborted);
     if (aborted)
         reply_cut_off(r);
 }

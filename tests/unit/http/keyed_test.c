@@ -1,4 +1,5 @@
-/* A body in pieces that comes with an Idempotency-Key: read whole, then given once, whatever breaks off. */
+/* What comes with an Idempotency-Key is done once, whatever breaks off; a body in pieces is read whole first.
+ */
 #include <fcntl.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -94,7 +95,28 @@ static void post_sink(struct http_request *r, void *arg)
         http_body_start(r, &sink_events);
 }
 
+/* Goes on without its client, as it has no `finished`, and answers after a while. */
+static void on_slow(struct loop_timer *t)
+{
+    struct http_request *r = t->arg;
+    loop_timer_stop(t);
+    free(t);
+    http_reply_json(r, 201, json_pack("{s:b}", "made", true));
+    atomic_fetch_add(&over, 1);
+}
+
+static void post_slow(struct http_request *r, void *arg)
+{
+    struct loop_timer *t = calloc(1, sizeof(*t));
+    (void)arg;
+    assert_non_null(t);
+    atomic_fetch_add(&calls, 1);
+    loop_timer_init(http_loop(r), t, on_slow, r);
+    loop_timer_start(t, 300);
+}
+
 static const struct http_route routes[] = {
+    {"POST", "/slow", post_slow, NULL, ROLE_USER, BODY_JSON, 0, "", NULL, NULL, NULL, 201},
     {"POST", "/sink", post_sink, NULL, ROLE_USER, BODY_STREAM, 0, "", "later", NULL, NULL, 204},
     {"POST", "/small", post_sink, NULL, ROLE_USER, BODY_STREAM, 10, "", NULL, NULL, NULL, 204},
 };
@@ -192,15 +214,20 @@ static void once_for_a_key(void **state)
     assert_int_equal(atomic_load(&took), 2 * 23 + 12);
 }
 
-static int begin(const char *key, const char *head, const char *body)
+static int begin_at(const char *target, const char *key, const char *head, const char *body)
 {
     char text[300];
     int fd = client_connect(&f);
     (void)snprintf(text, sizeof(text),
-                   "POST /sink HTTP/1.1\r\nHost: x\r\nX-API-Key: user\r\nIdempotency-Key: %s\r\n%s\r\n%s",
-                   key, head, body);
+                   "POST %s HTTP/1.1\r\nHost: x\r\nX-API-Key: user\r\nIdempotency-Key: %s\r\n%s\r\n%s",
+                   target, key, head, body);
     client_text(fd, text);
     return fd;
+}
+
+static int begin(const char *key, const char *head, const char *body)
+{
+    return begin_at("/sink", key, head, body);
 }
 
 /* A client that leaves: before the body is whole nothing has been done, afterwards it is told how much. */
@@ -234,6 +261,18 @@ static void cut_off(void **state)
     atomic_store(&room, 1000);
     post("/sink", "none", "ab", 204, false, NULL);
     assert_int_equal(atomic_load(&took), 17);
+}
+
+/* The key of a request that is carried out without its client stands for the answer all the same. */
+static void goes_on_without_its_client(void **state)
+{
+    (void)state;
+    int fd = begin_at("/slow", "alone", "Content-Length: 0\r\n", "");
+    wait_until(&calls, 1);
+    (void)close(fd);
+    wait_until(&over, 1);
+    post("/slow", "alone", NULL, 201, true, "made");
+    assert_int_equal(atomic_load(&calls), 1);
 }
 
 /* A refusal after a part has been taken is the answer for good; one before leaves the key free. */
@@ -276,10 +315,7 @@ int main(void)
 {
 #define T(fn) cmocka_unit_test_setup_teardown(fn, setup, teardown)
     const struct CMUnitTest tests[] = {
-        T(once_for_a_key),
-        T(cut_off),
-        T(refused_on_the_way),
-        T(has_a_limit),
+        T(once_for_a_key), T(cut_off), T(goes_on_without_its_client), T(refused_on_the_way), T(has_a_limit),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
