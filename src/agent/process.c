@@ -20,10 +20,10 @@
 /* STARTED waits this long for company: a short command then costs one write to the port instead of two. */
 #define STARTED_WAIT_NS (15 * CLOCK_NS_PER_MS)
 #define PIPE_LARGE 1048576
-#define PIPE_GROW 32768 /* a read of this much: the writer wants a larger pipe, */
-#define RING_GROW                                                                                    \
-    262144 /* and of this much, a ring that takes all of such a pipe at once, while the host has not \
-            * acknowledged what came before: else the two would change places all the time. */
+#define PIPE_GROW 32768 /* a read of this much: the writer wants a larger pipe */
+/* And of this much: a ring that takes all of such a pipe while the host has not acknowledged what came
+ * before. Else the writer and this process would change places all the time. */
+#define RING_GROW 262144
 #define RING_WIDE 4194304
 #define WIDE_MAX 4 /* streams that have one */
 
