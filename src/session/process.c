@@ -453,8 +453,9 @@ int process_stdin_close(struct process *p, struct error *err)
 
 bool process_stdin_waits(struct process *p, uint64_t *ret_mark)
 {
-    /* An end that waits for earlier input is in the record. */
-    bool asks = p->state == PROCESS_RUNNING && p->gp && !p->feeding;
+    /* An end that waits for earlier input is in the record. One that starts takes input before it is known to
+     * run. */
+    bool asks = p->state != PROCESS_EXITED && p->gp && !p->feeding;
     return asks && guest_process_stdin_ask(p->gp, ret_mark);
 }
 

@@ -262,6 +262,33 @@ static void test_stdin_arrives(void **state)
     assert_int_equal(g->w->sb->busy, 0);
 }
 
+/* Input for a command that is on its way to the guest, or never gets there. */
+static void test_stdin_of_one_that_starts(void **state)
+{
+    struct rig *g = *state;
+    for (int starts = 1; starts >= 0; starts--) {
+        struct attach_keys k = new_session(g, "{\"argv\":[\"cat\"],\"start\":\"now\",\"stdin\":true}");
+        struct guest_process *p = fake_process(g->w->guest, k.process);
+        assert_non_null(p);
+        p->far = true;
+        struct client *c = request(g, "user", "POST", process_path(g, &k, "/stdin"), "", "abc", 3);
+        rig_until(g, p->input_n == 3);
+        for (unsigned i = 0; i < 10; i++)
+            client_poll(g, c);
+        assert_int_equal(buf_len(&c->in), 0);
+        if (starts) {
+            fake_started(p, 42);
+            p->events.stdin_arrived(p->arg, 3);
+        } else {
+            fake_result(p, GUEST_REASON_START_FAILED, 0, 0, "no such program");
+        }
+        struct answer a = answer_of(g, c);
+        assert_int_equal(a.status, 204);
+        answer_free(&a);
+    }
+    assert_int_equal(g->w->sb->busy, 0);
+}
+
 /* The process ends in the middle of its input. */
 static void test_stdin_ends(void **state)
 {
@@ -311,6 +338,7 @@ int main(void)
         T(test_signal_to_a_forgotten_process),
         T(test_stdin),
         T(test_stdin_arrives),
+        T(test_stdin_of_one_that_starts),
         T(test_stdin_ends),
         T(test_sessions_refused),
     };
