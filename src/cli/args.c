@@ -190,12 +190,21 @@ static int parse_short(struct parser *p, const char *word)
     return 0;
 }
 
+static int not_of_group(struct parser *p, const struct cli_command *table, const char *group)
+{
+    char words[256];
+    (void)cli_command_group(table, group, words, sizeof(words));
+    return error_set(p->err, ERROR_INVALID, "after `space %s` comes one of: %s", group, words);
+}
+
 /* One or two words name the command; the longer name wins. */
 static int find_command(struct parser *p, const struct cli_command *table)
 {
     const char *first = p->argv[p->at];
     char two[64];
     char words[256];
+    if (p->args->group)
+        return not_of_group(p, table, p->args->group);
     if (p->at + 1 < p->argc) {
         bool whole = strlen(first) + strlen(p->argv[p->at + 1]) + 2 <= sizeof(two);
         if (whole) {
@@ -212,8 +221,8 @@ static int find_command(struct parser *p, const struct cli_command *table)
     }
     p->args->command = cli_command_find(table, first);
     if (!p->args->command && cli_command_group(table, first, words, sizeof(words)))
-        return error_set(p->err, ERROR_INVALID, "after `space %s` comes one of: %s", first, words);
-    if (!p->args->command)
+        p->args->group = first;
+    else if (!p->args->command)
         return error_set(p->err, ERROR_INVALID, "unknown command '%s'; see `space help`", first);
     p->at++;
     return 0;
@@ -276,7 +285,11 @@ int cli_args_parse(const struct cli_command *table, int argc, char **argv, struc
         if (rc < 0)
             return rc;
     }
-    if (!ret->command || cli_flag(ret, "help"))
+    if (cli_flag(ret, "help"))
+        return 0;
+    if (ret->group)
+        return not_of_group(&p, table, ret->group);
+    if (!ret->command)
         return 0;
     if (ret->positional_count < ret->command->min)
         return error_set(err, ERROR_INVALID, "`space %s` needs %s", ret->command->name,

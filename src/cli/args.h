@@ -51,6 +51,7 @@ struct cli_value {
 /* A parsed command line. Pointers go into argv and the tables. */
 struct cli_args {
     const struct cli_command *command; /* NULL: none was given */
+    const char *group; /* with --help and no command: the word that several commands begin with */
     struct cli_value values[CLI_VALUES_MAX];
     size_t value_count;
     const char *positional[CLI_POSITIONAL_MAX];
@@ -73,8 +74,8 @@ const struct cli_command *cli_command_find(const struct cli_command *table, cons
 bool cli_command_group(const struct cli_command *table, const char *word, char *buf, size_t size);
 
 /* Parses argv[1..]. Options may stand anywhere before "--"; for a command with `rest`, the first word beyond
- * its positional arguments starts the command to run. With --help among the options, missing arguments are
- * not an error. ERROR_INVALID says what is wrong. */
+ * its positional arguments starts the command to run. With --help among the options, missing arguments, or
+ * the second word of a command's name, are not an error. ERROR_INVALID says what is wrong. */
 int cli_args_parse(const struct cli_command *table, int argc, char **argv, struct cli_args *ret,
                    struct error *err);
 

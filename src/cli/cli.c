@@ -398,10 +398,11 @@ int cmd_help(struct cli *c)
         return EXIT_OK;
     }
     char words[256];
-    if (a->positional_count == 1 && cli_command_group(cli_commands, name, words, sizeof(words)))
-        (void)fprintf(stderr, "space: after `space %s` comes one of: %s\n", name, words);
-    else
-        (void)fprintf(stderr, "space: no command is called '%s'; see `space help`\n", name);
+    if (a->positional_count == 1 && cli_command_group(cli_commands, name, words, sizeof(words))) {
+        help_group(c->out, cli_commands, name);
+        return EXIT_OK;
+    }
+    (void)fprintf(stderr, "space: no command is called '%s'; see `space help`\n", name);
     return EXIT_USAGE;
 }
 
@@ -411,6 +412,10 @@ static int dispatch(struct cli *c, const struct error *parse_error, int rc)
     if (rc < 0) {
         (void)fprintf(stderr, "space: %s\n", parse_error->message);
         return EXIT_USAGE;
+    }
+    if (a->group) {
+        help_group(c->out, cli_commands, a->group);
+        return EXIT_OK;
     }
     if (!a->command) {
         help_overview(cli_flag(a, "help") ? stdout : stderr, cli_commands);

@@ -58,17 +58,31 @@ static void option_list(FILE *to, const struct cli_option *o)
     }
 }
 
+static void command_line(FILE *to, const struct cli_command *c)
+{
+    (void)fprintf(to, "  %-16s  ", c->name);
+    wrap(to, c->summary, 20);
+}
+
 void help_overview(FILE *to, const struct cli_command *table)
 {
     (void)fputs(
         "Run untrusted code in microVM sandboxes.\n\nUsage: space [OPTIONS] COMMAND ...\n\nCommands:\n", to);
-    for (; table->name; table++) {
-        (void)fprintf(to, "  %-16s  ", table->name);
-        wrap(to, table->summary, 20);
-    }
+    for (; table->name; table++)
+        command_line(to, table);
     (void)fputs("\nOptions of every command:\n", to);
     option_list(to, cli_global_options);
     (void)fputs("\n`space help COMMAND` explains one command.\n", to);
+}
+
+void help_group(FILE *to, const struct cli_command *table, const char *group)
+{
+    size_t n = strlen(group);
+    (void)fprintf(to, "Usage: space %s COMMAND ...\n\nCommands:\n", group);
+    for (; table->name; table++)
+        if (strncmp(table->name, group, n) == 0 && table->name[n] == ' ')
+            command_line(to, table);
+    (void)fprintf(to, "\n`space help %s COMMAND` explains one command.\n", group);
 }
 
 void help_command(FILE *to, const struct cli_command *c)

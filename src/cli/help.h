@@ -8,6 +8,9 @@
 /* The list of commands. */
 void help_overview(FILE *to, const struct cli_command *table);
 
+/* The commands whose first word is `group`, of which there is at least one. */
+void help_group(FILE *to, const struct cli_command *table, const char *group);
+
 /* One command with its options. */
 void help_command(FILE *to, const struct cli_command *command);
 

@@ -59,7 +59,9 @@ class Statuses(Case):
 
     def test_what_a_beginner_types(self):
         for words, says in ((["template"], b"after `space template` comes one of: ls, get, build, "),
-                            (["help", "template"], b"after `space template` comes one of: ls, get, build, "),
+                            (["template", "-o", "json"], b"after `space template` comes one of: ls, get, build, "),
+                            (["template", "-o", "json", "ls"], b"after `space template` comes one of: ls, get, build, "),
+                            (["template", "lss"], b"after `space template` comes one of: ls, get, build, "),
                             (["help", "key", "nope"], b"no command is called 'key nope'"),
                             (["create", "--memroy", "1"], b"unknown option --memroy; see `space help create`\n"),
                             (["template", "ls", "-q"], b"unknown option -q; see `space help template ls`\n"),
@@ -67,6 +69,14 @@ class Statuses(Case):
             r = self.space(*words)
             self.assertEqual(r.returncode, 2)
             self.assertIn(says, r.stderr)
+
+    def test_the_commands_of_a_group(self):
+        for words in (["help", "template"], ["template", "--help"], ["-h", "template"]):
+            r = self.space(*words)
+            self.assertEqual((r.returncode, r.stderr), (0, b""))
+            self.assertIn(b"  template ls       List templates.\n", r.stdout)
+            self.assertIn(b"`space help template COMMAND`", r.stdout)
+            self.assertNotIn(b"op ls", r.stdout)
 
     def test_key_and_idempotency(self):
         self.space("create")
