@@ -8,6 +8,8 @@ BUILD=${BUILD:-build}
 STATE_DIR=$(realpath -ms "${STATE_DIR:-/var/lib/space}")
 LISTEN=${LISTEN:-127.0.0.1:7780}
 export PYTHONDONTWRITEBYTECODE=1
+# For commands that people are told to type. A container's root often has no sudo, and needs none.
+if [ "$(id -u)" = 0 ] && ! command -v sudo >/dev/null; then sudo=; else sudo="sudo "; fi
 
 say() { printf '%s\n' "==> $*"; }
 note() { printf '%s\n' "    $*"; }

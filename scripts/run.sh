@@ -12,7 +12,7 @@ space=$(program cli/space)
 
 # What to type for another target with the settings of this one.
 make_with() {
-    local line="sudo make $1"
+    local line="${sudo}make $1"
     [ "$STATE_DIR" = /var/lib/space ] || line+=" STATE_DIR=$STATE_DIR"
     [ "$BUILD" = build ] || line+=" BUILD=$BUILD"
     printf '%s\n' "$line"
@@ -72,8 +72,8 @@ start_server() {
         # A server of another checkout may hold the directory: --stop there must find it.
         if [ -n "$before" ]; then printf '%s\n' "$before" >"$pid_file"; else rm -f "$pid_file"; fi
         die "the server did not become ready; its last words are above." \
-            "'sudo $space doctor' explains what this machine lacks. If the port is taken, choose another:" \
-            "sudo make run LISTEN=127.0.0.1:7781"
+            "'$sudo$space doctor' explains what this machine lacks. If the port is taken, choose another:" \
+            "${sudo}make run LISTEN=127.0.0.1:7781"
     fi
 }
 
@@ -144,7 +144,7 @@ cat <<END
 
 The server goes on at $url; make run again reuses it. To use it from this shell:
   export PATH=$(dirname "$space"):\$PATH
-  export SPACE_URL=$url SPACE_API_KEY=\$(sudo cat $STATE_DIR/dev.key)
+  export SPACE_URL=$url SPACE_API_KEY=\$(${sudo}cat $STATE_DIR/dev.key)
   space run -- uname -a
 $(make_with stop)     ends the server, sandboxes go on
 $(make_with purge)    deletes everything

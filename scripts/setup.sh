@@ -78,7 +78,7 @@ else
         [ "${KERNEL:-}" = install ] ||
             die "no kernel in /boot is usable for guests (with modules virtio_mmio, virtio_blk, virtio_console, ext4)." \
                 "$package has one, but installing it also adds it to this machine's boot menu, maybe as the default." \
-                "If that is fine: sudo make setup KERNEL=install" \
+                "If that is fine: ${sudo}make setup KERNEL=install" \
                 "If not, unpack one elsewhere and set 'kernel' and 'modules' in the server's configuration."
     fi
     note "no guest kernel in /boot: $package will be installed"
@@ -95,7 +95,7 @@ apt_install() {
         die "apt-get update failed." "Check the network and /etc/apt/sources.list*, then run make again."
     "${get[@]}" install --no-remove --no-install-recommends "$@" </dev/null ||
         die "apt-get could not install: $*" \
-            "On Ubuntu these need the 'universe' component: sudo add-apt-repository universe" \
+            "On Ubuntu these need the 'universe' component: ${sudo}add-apt-repository universe" \
             "Then run make again; what is installed already is kept."
 }
 
