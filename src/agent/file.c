@@ -16,7 +16,7 @@
 #define RING_SIZE 262144
 /* What a few files are given that turn out to be large: while one is waited for, the others of its way (disk,
  * host, this process) go on. */
-#define WIDE_WINDOW SHARE_IN_SIZE
+#define WIDE_WINDOW (4u << 20)             /* the most that a host gives; less where the ring is smaller */
 #define WIDE_PIPE 1048576                  /* the same for what goes through a pipe */
 #define WIDE_FROM (PROTO_WRITE_WINDOW / 2) /* bytes after which a file is large */
 #define WIDE_MAX 8
@@ -162,7 +162,9 @@ static void feed_shared(struct file *f)
     struct share_word w = {f->in.received, f->committed};
     if (f->done || f->control < 0 || f->told_commit)
         return;
-    if ((w.last || w.filled - f->told_filled >= SHARE_STEP) && share_tell(f->control, &w)) {
+    if (!w.last)
+        w.filled = share_worth(w.filled, f->shared_size);
+    if ((w.last || w.filled > f->told_filled) && share_tell(f->control, &w)) {
         f->told_filled = w.filled;
         f->told_commit = w.last;
     }
@@ -403,13 +405,23 @@ static struct file_job job_of(const struct proto_fields *m)
     };
 }
 
+/* One at a time has a large ring. */
+static size_t ring_size(const struct agent *a)
+{
+    for (const struct file *o = a->files; o; o = o->next)
+        if (o->shared && o->shared_size == SHARE_IN_LARGE)
+            return SHARE_IN_SIZE;
+    return SHARE_IN_LARGE;
+}
+
 /* One of a few that may turn out to be large. Without memory its data goes through the pipe. */
 static void share_memory(struct file *f, struct file_job *job)
 {
     bool may = job->op == PROTO_OP_READ || job->op == PROTO_OP_WRITE;
-    f->shared_size = f->writes ? SHARE_IN_SIZE : SHARE_OUT_SIZE;
+    f->shared_size = f->writes ? ring_size(f->agent) : SHARE_OUT_SIZE;
     f->shared = may && !job->narrow ? share_map(f->shared_size) : NULL;
     job->shared = f->shared;
+    job->shared_size = f->shared_size;
 }
 
 const char *file_start(struct agent *a, uint32_t channel, const struct proto_fields *m)
@@ -462,8 +474,8 @@ static void widen(struct file *f)
     unsigned wide = 0;
     for (const struct file *o = f->agent->files; o; o = o->next)
         wide += o->in.window > PROTO_WRITE_WINDOW;
-    if (f->in.ring)
-        in_widen(&f->in, WIDE_WINDOW); /* the memory is there */
+    if (f->in.ring) /* the memory is there */
+        in_widen(&f->in, f->shared_size < WIDE_WINDOW ? f->shared_size : WIDE_WINDOW);
     else if (wide < WIDE_MAX)
         in_widen(&f->in, WIDE_PIPE);
 }

@@ -75,7 +75,8 @@ struct file_job {
     bool recursive;
     uint64_t offset, length;
     unsigned char *shared; /* see share.h; NULL: all goes through data */
-    bool narrow;           /* many are under way: little memory for this one */
+    size_t shared_size;
+    bool narrow; /* many are under way: little memory for this one */
     int data;    /* pipe to write to (READ, LIST, WATCH, ARCHIVE_READ) or read from (WRITE, ARCHIVE_WRITE) */
     int control; /* where reports go */
     /* Set before the operation's own function is called: */

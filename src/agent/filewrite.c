@@ -141,7 +141,7 @@ static int write_ring(const struct file_job *j, struct target *t, int fd, const 
                       uint64_t *done)
 {
     while (*done < w->filled) {
-        size_t at = (size_t)(*done % SHARE_IN_SIZE), n = SHARE_IN_SIZE - at;
+        size_t at = (size_t)(*done % j->shared_size), n = j->shared_size - at;
         n = w->filled - *done < n ? (size_t)(w->filled - *done) : n;
         n -= w->last ? 0 : n % DIRECT_ALIGN;
         if (n == 0)

@@ -128,8 +128,10 @@ enum in_state in_flush(struct in *i)
 
 uint64_t in_limit(const struct in *i)
 {
+    size_t size = i->ring ? i->ring_size : i->window;
     size_t held = i->ring ? (size_t)(i->received - i->taken) : buf_len(&i->held);
-    return i->received + i->window - (held < i->window ? held : i->window);
+    size_t room = held < size ? size - held : 0;
+    return i->received + (room < i->window ? room : i->window);
 }
 
 bool in_must_tell(const struct in *i)

@@ -22,7 +22,9 @@
 #define SHARE_OUT_SIZE (2 * SHARE_HALF_SLOTS * SHARE_SLOT + 4096) /* the last frame ends behind its slot */
 
 #define SHARE_IN_SIZE 2097152
-/* Bytes that are worth a word to the child: each costs four changes of process. */
+#define SHARE_IN_LARGE 8388608 /* of one file at a time */
+/* Bytes that are worth a word to the child at first; more later, up to half of the ring: each word costs four
+ * changes of process, and each write to the disk as much as a quarter of a MiB. */
 #define SHARE_STEP 1048576
 
 /* What the agent tells its child. READ: a half is given back. WRITE: all of it. */
@@ -45,6 +47,16 @@ static inline unsigned char *share_slot(unsigned char *mem, unsigned half, unsig
 
 /* Sends a word over the control socket without waiting. False: it must be sent again later. */
 bool share_tell(int control, const struct share_word *w);
+
+/* WRITE: up to where the child is to hear of what the ring of `size` bytes is filled with. Whole steps, so
+ * that none lies around the ring's end. */
+static inline uint64_t share_worth(uint64_t filled, size_t size)
+{
+    uint64_t step = SHARE_STEP;
+    while (step < size / 2 && filled >= 4 * step)
+        step *= 2;
+    return filled - filled % step;
+}
 
 /* The child's end: waits for a word. False: the agent has let go of the operation. */
 bool share_hear(int control, struct share_word *ret);

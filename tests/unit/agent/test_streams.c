@@ -447,6 +447,56 @@ static void what_arrives_lies_in_lent_memory(void **state)
     in_finish(&in);
 }
 
+/* A window that is smaller than the lent memory bounds what is under way; what lies there and was not taken
+ * bounds both. */
+static void lent_memory_is_larger_than_the_window(void **state)
+{
+    enum { SIZE = 4096, WINDOW = 1024 };
+    (void)state;
+    static unsigned char ring[SIZE], part[WINDOW];
+    struct in in;
+    uint64_t sent = 0;
+    in_init(&in, -1, WINDOW, false);
+    in_lend(&in, ring, SIZE);
+    for (; sent < SIZE; sent += WINDOW) {
+        assert_true(in_limit(&in) == sent + WINDOW);
+        in.announced = in_limit(&in);
+        struct proto_data d = {PROTO_FILE_DATA, false, sent, part, WINDOW};
+        assert_int_equal(in_data(&in, &d), 0);
+    }
+    assert_true(in_limit(&in) == SIZE);
+    assert_false(in_must_tell(&in));
+    assert_int_equal(in_taken(&in, 300), 0);
+    assert_true(in_limit(&in) == SIZE + 300);
+    assert_int_equal(in_taken(&in, SIZE), 0);
+    assert_true(in_limit(&in) == SIZE + WINDOW);
+    assert_true(in_must_tell(&in));
+    in_finish(&in);
+}
+
+/* The child hears of whole steps: none goes around the ring's end, and what it has not heard of never fills
+ * the ring. */
+static void steps_fit_the_ring(void **state)
+{
+    (void)state;
+    const size_t sizes[] = {SHARE_IN_SIZE, SHARE_IN_LARGE};
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+        uint64_t told = 0, largest = 0, size = sizes[i];
+        for (uint64_t filled = 0; filled < 20 * size; filled += 4999) {
+            uint64_t worth = share_worth(filled, sizes[i]);
+            assert_true(worth >= told && worth <= filled);
+            assert_true(filled - worth < size / 2);
+            if (worth == told)
+                continue;
+            assert_true(told / size == (worth - 1) / size);
+            largest = worth - told > largest ? worth - told : largest;
+            told = worth;
+        }
+        assert_true(largest == size / 2);
+        assert_true(share_worth(SHARE_STEP, sizes[i]) == SHARE_STEP); /* soon, at first */
+    }
+}
+
 /* What somebody else has put into lent memory goes out as it lies there, cut where the credit ends. */
 static void lent_frames_go_out_as_they_are(void **state)
 {
@@ -502,6 +552,8 @@ int main(void)
         cmocka_unit_test(a_closed_stdin_swallows),
         cmocka_unit_test(the_end_of_a_terminal_is_a_character),
         cmocka_unit_test(what_arrives_lies_in_lent_memory),
+        cmocka_unit_test(lent_memory_is_larger_than_the_window),
+        cmocka_unit_test(steps_fit_the_ring),
         cmocka_unit_test(lent_frames_go_out_as_they_are),
     };
     return cmocka_run_group_tests(tests, ignore_sigpipe, NULL);
