@@ -308,19 +308,26 @@ int lifecycle_read(const struct sandboxes_config *config, const json_t *obj, str
     return 0;
 }
 
-/* A limit of the disk. given: -1 absent; 0 asks for none, which a server with a maximum does not grant. */
-static int read_limit(const char *field, int64_t given, int64_t least, uint32_t fallback, uint32_t most,
-                      uint32_t *ret, struct error *err)
+/* A limit of the disk, and what of it makes sense. */
+struct limit {
+    const char *field;
+    int64_t least, most;
+};
+
+static const struct limit rate_limit = {"resources.disk_mib_per_s", 1, RATE_MAX_MIB_PER_S};
+static const struct limit iops_limit = {"resources.disk_iops", IOPS_MIN, IOPS_MAX};
+
+/* given: -1 absent; 0 asks for none, which a server with a maximum does not grant. */
+static int read_limit(const struct limit *l, int64_t given, uint32_t fallback, uint32_t max, uint32_t *ret,
+                      struct error *err)
 {
-    int64_t max = least == IOPS_MIN ? IOPS_MAX : RATE_MAX_MIB_PER_S;
-    if (most > 0 && most < max)
-        max = most;
+    int64_t most = max > 0 && max < l->most ? max : l->most;
     if (given < 0)
-        given = fallback > 0 ? fallback : most;
-    if (given > max || (given < least && (given > 0 || most > 0)))
-        return error_field(err, ERROR_INVALID, field,
-                           "%s is %" PRId64 "; %s%" PRId64 " to %" PRId64 " are possible", field, given,
-                           most > 0 ? "" : "0 (no limit) and ", least, max);
+        given = fallback > 0 ? fallback : max;
+    if (given > most || (given < l->least && (given > 0 || max > 0)))
+        return error_field(err, ERROR_INVALID, l->field,
+                           "%s is %" PRId64 "; %s%" PRId64 " to %" PRId64 " are possible", l->field, given,
+                           max > 0 ? "" : "0 (no limit) and ", l->least, most);
     *ret = (uint32_t)given;
     return 0;
 }
@@ -328,11 +335,12 @@ static int read_limit(const char *field, int64_t given, int64_t least, uint32_t 
 static int read_limits(const struct sandboxes_config *config, int64_t mib_per_s, int64_t iops,
                        struct vm_limits *ret, struct error *err)
 {
-    int rc = read_limit("resources.disk_mib_per_s", mib_per_s, 1, config->default_limits.disk_mib_per_s,
-                        config->max_limits.disk_mib_per_s, &ret->disk_mib_per_s, err);
+    const struct vm_limits *fallback = &config->default_limits;
+    const struct vm_limits *max = &config->max_limits;
+    int rc = read_limit(&rate_limit, mib_per_s, fallback->disk_mib_per_s, max->disk_mib_per_s,
+                        &ret->disk_mib_per_s, err);
     return rc < 0 ? rc
-                  : read_limit("resources.disk_iops", iops, IOPS_MIN, config->default_limits.disk_iops,
-                               config->max_limits.disk_iops, &ret->disk_iops, err);
+                  : read_limit(&iops_limit, iops, fallback->disk_iops, max->disk_iops, &ret->disk_iops, err);
 }
 
 static int read_resources(const struct sandboxes_config *config, const json_t *obj, struct create_spec *spec,
