@@ -1,3 +1,4 @@
+/* How much may wait for clients that read slowly: all of them share one bound. */
 #include "http/internal.h"
 
 #define QUEUE_SHARE 8 /* the part of what is left that each may have */

@@ -571,8 +571,8 @@ void resume_begin(struct sandboxes *s, struct call *c);
 int link_open(struct sandboxes *s, struct sandbox *sb, unsigned link_ms, struct error *err);
 /* On to the identity as soon as the link answers, within link_ms. */
 void link_wait(struct sandboxes *s, struct sandbox *sb, unsigned link_ms);
-/* sb->vm: cold boot, adoption; sn: to go on from it. */
 void identity_send(struct sandbox *sb, guest_done done); /* what the guest has to confirm; done gets sb */
+/* sb->vm: cold boot, adoption; sn: to go on from it. */
 int machine_new(struct sandboxes *s, struct sandbox *sb, const struct snapshot *sn, struct error *err);
 void machine_made(struct sandboxes *s, struct sandbox *sb); /* notes what the VM is made with */
 /* The loaded VM: link and vCPUs side by side, then the identity. */
@@ -592,6 +592,8 @@ void quiesce(struct sandboxes *s, struct sandbox *sb);
 void quiesce_reach(struct sandboxes *s, struct sandbox *sb); /* the link answers now */
 /* What both a request and the controller itself do at the start of a removal. */
 void delete_enter(struct sandboxes *s, struct sandbox *sb);
+/* Lets go of sb->guest, or of all of the machine, as far as it is there: observers are told, and it is
+ * destroyed, in a call of its own. */
 void guest_drop(struct sandboxes *s, struct sandbox *sb, const struct error *why);
 void machine_drop(struct sandboxes *s, struct sandbox *sb, const struct error *why); /* guest, vm, lease */
 void machine_exited(struct sandboxes *s, struct call *c);

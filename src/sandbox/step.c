@@ -48,8 +48,7 @@ static const char *next_after(const struct sandbox *sb, const struct error *err)
 {
     if (err->code == ERROR_DAMAGED && sb->state == SANDBOX_SUSPENDED)
         return "the sandbox is suspended, and what it keeps on disk is damaged: it can be rolled back to "
-               "another "
-               "snapshot or deleted";
+               "another snapshot or deleted";
     return sandbox_state_next(sb->state);
 }
 

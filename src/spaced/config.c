@@ -63,8 +63,7 @@ static const struct key keys[] = {
      "most MiB a second of a disk that a sandbox may ask for, and no sandbox is without; 0: no limit"},
     {"max_disk_iops", NUMBER, AT(max_disk_iops), "0", 0, 1000000, NULL,
      "most reads and writes a second that a sandbox may ask for, and no sandbox is without, 10 or more; 0: "
-     "no "
-     "limit"},
+     "no limit"},
     {"max_sandboxes", NUMBER, AT(max_sandboxes), "256", 1, 16384, NULL, "sandboxes alive at once"},
     {"memory_limit_mib", NUMBER, AT(memory_limit_mib), "0", 0, 16777216, NULL,
      "memory of all running sandboxes together; 0: 80 % of the host's"},

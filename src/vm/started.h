@@ -57,8 +57,7 @@ bool vm_started_keep(struct vm *vm, int state_fd, vm_done done, void *arg);
 /* The operation in flight is over; err NULL: well. The owner may destroy the VM: touch nothing afterwards. */
 void vm_started_finish(struct vm *vm, const struct error *err);
 
-/* The same, of a launch or an adoption that failed: a VMM of our own that cannot be brought up is of no use
- * to anyone, and is ended. */
+/* The same, with a failure. A launch's VMM that cannot be brought up is of no use to anyone, and is ended. */
 void vm_started_fail(struct vm *vm, const struct error *err);
 
 /* Ends the process through the broker, once the broker has answered what it is at. `ended` follows. */

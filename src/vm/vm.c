@@ -261,8 +261,8 @@ void vm_pause(struct vm *vm, vm_done done, void *arg)
 {
     if (!begin(vm, VM_OP_PAUSE, done, arg))
         return;
-    if (vm->state ==
-        VM_RUNNING) /* perhaps it ends after that; before it stands still, which is to be short */
+    /* Perhaps it ends after that. Before it stands still, which is to be short. */
+    if (vm->state == VM_RUNNING)
         vm->engine->ops->count(vm);
     vm->engine->ops->pause(vm, op_done, vm);
     vm->calling = false;
