@@ -46,6 +46,9 @@ int main(void)
         "    failed --> deleting\n    deleted --> [*]\n```\n\n"
         "Left out of the picture: any state but `deleted` can go to `deleting`, and any in which a VMM or a\n"
         "disk can be lost to `failed`; the table has them.\n\n"
+        "What is asked for here, policy can do, too; the history then has its reason (\"the sandbox was "
+        "idle\")\n"
+        "in place of the one below: [policy.md](policy.md).\n\n"
         "| from | to | because |\n|---|---|---|\n");
     each_move(row);
     return fflush(stdout) == 0 && !ferror(stdout) ? 0 : 1;

@@ -10,18 +10,19 @@ static const char *const names[SANDBOX_STATES] = {
     [SANDBOX_DELETED] = "deleted",     [SANDBOX_FAILED] = "failed",
 };
 
-#define DELETE_ASKED "delete was asked for, or the lifetime is over"
+#define DELETE_ASKED "delete was asked for"
 #define VMM_ENDED "the VMM ended, or the guest was lost"
 #define CONFIRMED "the guest confirmed its identity"
 #define ROLLBACK "rollback was asked for"
 
-/* The legal moves: the event that makes each, in words. What is not here is refused. */
+/* The legal moves: the event that makes each, in words. What is not here is refused. Of a move that policy
+ * makes the history has policy_reason in place of these words, so here "asked for" is always by somebody. */
 static const char *const moves[SANDBOX_STATES][SANDBOX_STATES] = {
     [SANDBOX_CREATING] = {[SANDBOX_RUNNING] = CONFIRMED,
                           [SANDBOX_FAILED] = "a step of the creation failed",
                           [SANDBOX_DELETING] = DELETE_ASKED},
-    [SANDBOX_RUNNING] = {[SANDBOX_PAUSING] = "pause was asked for, or the sandbox was idle",
-                         [SANDBOX_SUSPENDING] = "suspend was asked for, or the sandbox was idle",
+    [SANDBOX_RUNNING] = {[SANDBOX_PAUSING] = "pause was asked for",
+                         [SANDBOX_SUSPENDING] = "suspend was asked for",
                          [SANDBOX_RESTORING] = ROLLBACK,
                          [SANDBOX_STOPPING] = "stop was asked for",
                          [SANDBOX_FAILED] = VMM_ENDED,
@@ -65,9 +66,7 @@ static const char *const moves[SANDBOX_STATES][SANDBOX_STATES] = {
                           [SANDBOX_FAILED] = VMM_ENDED,
                           [SANDBOX_DELETING] = DELETE_ASKED},
     [SANDBOX_DELETING] = {[SANDBOX_DELETED] = "nothing of it is left on the host"},
-    [SANDBOX_FAILED] = {[SANDBOX_RESTORING] = ROLLBACK,
-                        [SANDBOX_DELETING] =
-                            "delete was asked for, or the time failed sandboxes are kept is over"},
+    [SANDBOX_FAILED] = {[SANDBOX_RESTORING] = ROLLBACK, [SANDBOX_DELETING] = DELETE_ASKED},
 };
 
 static bool valid(enum sandbox_state s)

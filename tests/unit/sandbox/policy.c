@@ -245,7 +245,7 @@ static void test_history_tells_who_asked(void **state)
     (void)str_copy(id, sizeof(id), new_with(w, "'idle_timeout_s':60,'max_lifetime_s':1000"));
     assert_false(world_verb(w, id, SANDBOX_PAUSE, NULL));
     world_until(w, world_state(w, id) == SANDBOX_PAUSED);
-    assert_string_equal(reason_of(w, id, "pausing"), "pause was asked for, or the sandbox was idle");
+    assert_string_equal(reason_of(w, id, "pausing"), "pause was asked for");
     assert_false(world_verb(w, id, SANDBOX_RESUME, NULL));
     world_until(w, world_state(w, id) == SANDBOX_RUNNING);
     pass(w, 60);
