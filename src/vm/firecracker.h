@@ -51,10 +51,10 @@ bool fc_state_is_whole(const unsigned char *p, size_t n);
 void fc_limit(struct vm *vm, vm_done done);
 json_t *fc_body_limit(const struct vm *vm);
 
-/* firecracker_metrics.c. A line of it; false: it is none, or counts what cannot be. */
+/* firecracker_counts.c. A line of it; false: it is none, or counts what cannot be. */
 bool fc_metrics_parse(const char *text, size_t n, struct vm_counters *ret);
 
-/* Asks what the VMM has counted (engine operation); vm_counted follows. */
+/* firecracker_metrics.c: asks what the VMM has counted (engine operation); vm_counted follows. */
 void fc_count(struct vm *vm);
 void fc_metrics_finish(struct vm *vm, struct fc_metrics *m); /* the VM goes: the last of it */
 
