@@ -76,17 +76,20 @@ class Machine(bare.Machine):
         return Vm(self, folder, process)
 
 
-class Vm(bare.Vm):
-    """One connection to the agent. Requests follow each other; nothing is repeated when the guest does not answer."""
+class Link:
+    """The agent over whatever joins it to the host, self.port. Requests follow each other; nothing is repeated when the guest does not
+    answer."""
 
-    def __init__(self, machine, folder, process):
-        super().__init__(machine, folder, process)
+    sync_wait = 0.25  # until SYNC is sent once more
+
+    def __init__(self):
         self.tag, self.channel, self.request, self.input, self.released = 0, 0, 0, b"", b""
+        self.identified = False
 
     # --- the link ---
     def synchronise(self):
         """SYNC until the agent answers: one that boots listens later."""
-        wait, deadline = 0.25, time.monotonic() + 120
+        wait, deadline = self.sync_wait, time.monotonic() + 120
         while True:
             self.port.settimeout(wait)
             epoch = int.from_bytes(os.urandom(8), "big")
@@ -150,21 +153,25 @@ class Vm(bare.Vm):
 
     def identify(self):
         """As the daemon does it: first the guest's clock, then who it is and what time it was then."""
+        if not self.tag:
+            self.synchronise()
         token = int.from_bytes(os.urandom(8), "big")
         self.port.sendall(self.frame(PING, 0, u64(TOKEN, token)))
         said = numbers(self.receive().payload)
         assert said[TOKEN] == token
         self.ask(IDENTIFY, text(SANDBOX, "sb_byhand") + text(HOSTNAME, "by-hand") + octets(MACHINE, bytes(16)) +
                  u64(GENERATION, 1) + octets(SEED, os.urandom(64)) + u64(WALL, time.time_ns()) + u64(MONO, said[MONO]))
+        self.identified = True
 
     def freeze(self):
         self.ask(QUIESCE, u32(LIMIT, 2000))
 
     def start(self, argv):
         """Sends EXEC; what was released before goes with it, so that the guest is woken once."""
+        if not self.identified:
+            self.identify()
         if not self.tag:
             self.synchronise()
-            self.identify()
         self.channel += 1
         payload = text(PROCESS, f"pr_{os.urandom(10).hex()}") + u32(FLAGS, 0) + u32(TIMEOUT, 0)
         payload += u64(STDOUT_LIMIT, WINDOW) + u64(STDERR_LIMIT, WINDOW) + b"".join(text(ARG, arg) for arg in argv)
@@ -192,3 +199,11 @@ class Vm(bare.Vm):
 
     def finish(self):
         self.wait(EXIT)
+
+
+class Vm(Link, bare.Vm):
+    """SPACE's guest in a QEMU, by its virtio port."""
+
+    def __init__(self, machine, folder, process):
+        Link.__init__(self)
+        bare.Vm.__init__(self, machine, folder, process)

@@ -229,6 +229,12 @@ class Vm:
                     raise RuntimeError("the bare snapshot could not be loaded")
         self.qmp.command("cont")
 
+    def stop(self):
+        self.qmp.command("stop")
+
+    def go(self):
+        self.qmp.command("cont")
+
     def command(self):
         """One command (`true`) over the port; returns when its result is there."""
         self.port.sendall(b"true\n")

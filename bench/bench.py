@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Measures SPACE against the bare limit of the same machine, in the same run, and prints a table.
 
-    bench.py [--bin BUILD_DIR] [--runs N] [--only NAME]...
+    bench.py [--bin BUILD_DIR] [--engine NAME] [--runs N] [--only NAME]...
 
-The bare limit is what a client gets who does the same by hand: its own QEMU, restored from its own snapshot, one
-command over a virtio port; or libmicrohttpd alone. table.py says which of the bare sides a limit is judged by; the
+The bare limit is what a client gets who does the same by hand: its own VMM, restored from its own snapshot, one
+command over the agent's port; or libmicrohttpd alone. table.py says which of the bare sides a limit is judged by; the
 others stand beside it without a verdict. Needs root. Exit code 0 when every figure is within its limit.
 """
 import argparse
@@ -28,20 +28,25 @@ import agent  # noqa: E402
 import bare  # noqa: E402
 import client  # noqa: E402
 import files  # noqa: E402
+import firecracker  # noqa: E402
 import jail  # noqa: E402
 import life  # noqa: E402
 import output  # noqa: E402
+import overhead  # noqa: E402
 import port  # noqa: E402
 import streams  # noqa: E402
 
 
-NAMES = ("memory", "create", "exec", "stream", "readers", "firstbyte", "idle", "port", "files", "archive", "get", "jail", "broker", *life.NAMES)
+NAMES = ("memory", "overhead", "create", "exec", "stream", "readers", "firstbyte", "idle", "port", "files", "archive", "get", "jail",
+         "broker", *life.NAMES)
+QEMU_ONLY = ("stream", "port", "files", "jail", "broker")  # their bare side is a guest or a start that only QEMU has
+PROGRAMS = {"qemu": "qemu-system-", "firecracker": "firecracker"}
 
 
 class Bench(life.Life):
     def __init__(self, args):
         self.args, self.runs = args, args.runs
-        self.server = None
+        self.server = self.engine = None
         self.bare = {}   # by whether it is plain
         self.agent = None
         self.notes = []  # what is to be said under the table
@@ -53,6 +58,17 @@ class Bench(life.Life):
         self.rest_rss = self.rss()
         self.server.with_busybox()
         self.api = self.server.api
+        self.engine = self.check_engine()
+
+    def check_engine(self):
+        """The engine that runs, which must be the one that was asked for: the server's word, and its process."""
+        said, sb = self.api.ok("GET", "/v1/version").json, self.make()
+        vmm = self.server.vmm(sb.id)
+        if self.args.engine not in ("auto", said["engine"]) or not os.path.basename(vmm.exe).startswith(PROGRAMS[said["engine"]]):
+            raise RuntimeError(f"the engine is {said['engine']} ({vmm.exe}), and {self.args.engine} was asked for")
+        print(f"engine: {said['engine']} ({said['acceleration']}), {vmm.exe}", flush=True)
+        sb.delete()
+        return said["engine"]
 
     def bare_machine(self, plain=False):
         """The bare client's snapshot: the same kernel, machine and memory as a sandbox's, a guest of its own. plain:
@@ -70,12 +86,16 @@ class Bench(life.Life):
         if self.agent is None:
             print("making a snapshot of SPACE's own guest for a client by hand", flush=True)
             sb = self.make()
-            self.agent = agent.Machine(self.server.base, self.server.vmm(sb.id), self.server.state_dir, None)
+            files = self.server.base, self.server.vmm(sb.id), self.server.state_dir
+            self.agent = firecracker.Machine(*files) if self.engine == "firecracker" else agent.Machine(*files, None)
             sb.delete()
         return self.agent
 
     def bare_machines(self):
-        """The bare limits by name: SPACE's own command line, and, where the processor is emulated, the plain one."""
+        """The bare limits by name: SPACE's own command line, and, where the processor is emulated, the plain one. The least guest
+        answers on a virtio port, which Firecracker has not: there are none."""
+        if self.engine == "firecracker":
+            return {}
         found = {OWN: self.bare_machine()}
         if found[OWN].emulated:
             found[PLAIN] = self.bare_machine(plain=True)
@@ -111,27 +131,26 @@ class Bench(life.Life):
     # --- figures ---
     def create(self):
         """Create to the first command's result, against a restore by hand."""
-        machine, ours, by_hand = self.bare_machine(), [], []
+        machines = self.restored_machines()
+        times = {name: [] for name in (*machines, "space")}
         for _ in range(self.runs):
-            vm = machine.spawn()
-            by_hand.append(milliseconds(lambda: (vm.restore(), vm.command())))
-            vm.close()
-        for _ in range(self.runs):
+            for name, machine in machines.items():
+                vm = machine.spawn()
+                times[name].append(milliseconds(lambda: (vm.restore(), vm.command())))
+                vm.close()
             self.warm()
-            conn, made = self.api.connect(), []
-            conn.connect()
+            conn, path = client.Client(self.api), []
 
             def run():
-                answer = self.api.call_on(conn, "POST", "/v1/sandboxes", {"template": "busybox"})
-                made.append(Sandbox(self.api, answer.json["sandbox"]["id"]))
-                done = self.api.call_on(conn, "POST", f"{made[0].path}/exec", {"argv": ["true"]})
-                assert done.status == 200 and done.json["process"]["result"]["exit_code"] == 0, done
+                status, answer = conn.call("POST", "/v1/sandboxes", {"template": "busybox"})
+                assert status < 300, answer
+                path.append(f"/v1/sandboxes/{answer['sandbox']['id']}")
+                conn.exec(path[0])
 
-            ours.append(milliseconds(run))
+            times["space"].append(milliseconds(run))
             conn.close()
-            made[0].delete()
-        b, o = median(by_hand), median(ours)
-        yield Figure("create -> first result", "ms", b, o, [("<= 1.3 x", o <= 1.3 * b)], self.runs)
+            Sandbox(self.api, path[0].split("/")[-1]).delete()
+        yield from against("create -> first result", times, lambda o, b: [("<= 1.3 x", o <= 1.3 * b)])
 
     def exec(self):
         """A command in a running sandbox, against the same over a bare port."""
@@ -220,6 +239,10 @@ class Bench(life.Life):
             raise AssertionError(done.stdout)
         return float(re.search(r"Requests/sec:\s+([0-9.]+)", done.stdout).group(1))
 
+    def overhead(self):
+        """Memory of a VMM beyond its guest's."""
+        yield from overhead.figures(self)
+
     def memory(self):
         """Memory of the daemon and of idle sandboxes; forty at once, all answering."""
         yield Figure("daemon at rest", "MiB", None, self.rest_rss / 1048576, [("<= 25 MiB", self.rest_rss <= 25 << 20)],
@@ -254,6 +277,9 @@ class Bench(life.Life):
         for name in NAMES:
             if self.args.only and name not in self.args.only:
                 continue
+            if self.engine == "firecracker" and name in QEMU_ONLY:
+                self.notes.append(f"{name}: not measured: the bare side is QEMU's")
+                continue
             print(f"measuring: {name} - {getattr(self, name).__doc__.splitlines()[0]}", flush=True)
             try:
                 figures += getattr(self, name)()
@@ -267,6 +293,7 @@ class Bench(life.Life):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--bin", default="build")
+    parser.add_argument("--engine", default="auto", choices=("auto", *PROGRAMS), help="the server's engine (default auto)")
     parser.add_argument("--runs", type=int, default=20, help="runs of which the median is taken (default 20)")
     parser.add_argument("--sandboxes", type=int, default=40, help="how many at once (default 40)")
     parser.add_argument("--only", action="append", default=[], choices=NAMES, help="one of: " + ", ".join(NAMES))
@@ -274,6 +301,7 @@ def main():
     if os.geteuid() != 0:
         sys.exit("bench.py: needs root: run `sudo make bench`")
     server.bin_dir = os.path.abspath(args.bin)
+    server.default_engine = args.engine
     bench = Bench(args)
     bench.start()
     try:

@@ -69,18 +69,18 @@ class Life:
         return {**self.bare_machines(), AGENT: self.agent_machine()}
 
     def pause(self):
-        """Pause, resume and the first command, against stop, cont and a command by hand."""
+        """Pause, resume and the first command, against the same by hand."""
         vms = self.bare_vms()
 
         def by_hand(vm):
-            vm.qmp.command("stop")
-            vm.qmp.command("cont")
+            vm.stop()
+            vm.go()
             vm.command()
 
         def promised(vm):
             vm.freeze()
-            vm.qmp.command("stop")
-            vm.qmp.command("cont")
+            vm.stop()
+            vm.go()
             vm.identify()
             vm.command()
 
