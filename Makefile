@@ -18,7 +18,7 @@ export BUILD STATE_DIR LISTEN CLEANUP PREFIX DESTDIR SLOWER
 
 SOURCES = $(shell find src tests bench -name '*.[ch]')
 
-.PHONY: help setup all run stop check check-escape check-kvm check-fresh unit bench fuzz install uninstall format lint clean purge
+.PHONY: help setup all run stop check check-escape check-kvm check-fresh unit bench bench-kvm fuzz install uninstall format lint clean purge
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | while IFS=$$'\t' read -r t d; do printf '  make %-12s %s\n' "$$t" "$$d"; done
@@ -57,6 +57,9 @@ unit: all ## unit tests only
 
 bench: ## measure against the bare limits, and print the table (root)
 	@scripts/bench.sh
+
+bench-kvm: all ## the figures that depend on the engine, with KVM, in a machine that has it (root; an hour)
+	@tests/kvm/bench.py --bin "$(BUILD)" $(if $(ENGINE),--engine $(ENGINE))
 
 fuzz: ## fuzz every target for SECONDS_EACH seconds, starting from the kept corpora
 	@.ci/fuzz.sh $(SECONDS_EACH)

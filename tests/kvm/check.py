@@ -10,7 +10,6 @@ run and why. An engine has passed when its tests have, and when one of them has 
 import argparse
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -31,7 +30,8 @@ DEFAULT = [
 ENGINES = ("qemu", "firecracker")
 ENDING = re.compile(r"(\d+) passed, (\d+) failed")
 
-INSIDE = r"""
+# What every run with two engines begins with: the programs in their places, and what they are.
+BEGIN = r"""
 set -u
 export PYTHONDONTWRITEBYTECODE=1 SPACE_TEST_DIR=/var/tmp SPACE_TEST_KVM=1 CI=true
 if [ -f firecracker ]; then
@@ -41,6 +41,8 @@ if [ -f firecracker ]; then
 fi
 qemu-system-x86_64 --version | head -n 1
 build/src/cli/space doctor
+"""
+INSIDE = BEGIN + r"""
 for engine in @ENGINES@; do
     echo "check-kvm: begin $engine"
     tests/blackbox/run.py --bin build --engine "$engine" --jobs 1 --slower 5 --log-dir /var/tmp/logs @PATTERNS@
@@ -132,11 +134,7 @@ def main():
     chosen = [] if args.all and not args.patterns else [*(args.patterns or DEFAULT), PROOF]
     command = INSIDE.replace("@PATTERNS@", " ".join(f"-k '{p}'" for p in chosen)).replace("@ENGINES@", " ".join(engines))
     with tempfile.TemporaryDirectory(prefix="check-kvm-", dir="/var/tmp") as tree:
-        outer.stage(tree)
-        shutil.copytree(os.path.abspath(args.bin), os.path.join(tree, "build"), symlinks=True,
-                        ignore=shutil.ignore_patterns("*.o", "*.d", "meson-*", ".ninja*", "*.a"))
-        if binary:
-            shutil.copy(binary, os.path.join(tree, "firecracker"))
+        outer.stage_build(tree, args.bin, binary)
         limit = args.time_limit or (6 * 3600 if args.all else 3600)
         reader = Reader(engines)
         outer.run(tree, command, limit, heard=reader.line)

@@ -187,6 +187,15 @@ def stage(to):
             shutil.copy2(source, target, follow_symlinks=False)
 
 
+def stage_build(to, build, firecracker):
+    """The checkout's files, the build as ./build, and that program, if there is one, as ./firecracker."""
+    stage(to)
+    shutil.copytree(os.path.abspath(build), os.path.join(to, "build"), symlinks=True,
+                    ignore=shutil.ignore_patterns("*.o", "*.d", "meson-*", ".ninja*", "*.a"))
+    if firecracker:
+        shutil.copy(firecracker, os.path.join(to, "firecracker"))
+
+
 def run(tree, command, time_limit, bare=False, heard=lambda line: None):
     image = build(bare)
     work = tempfile.mkdtemp(prefix="run-", dir=CACHE)
