@@ -392,12 +392,14 @@ static void input_result(void *arg, const json_t *result)
 {
     struct input *in = arg;
     struct error err = ERROR_INIT;
-    (void)result;
-    if (!in->over && in->waits) { /* it crossed the end on its way */
+    const char *reason = json_string_value(json_object_get(result, "reason"));
+    bool lost = reason && str_eq(reason, PROCESS_SANDBOX_GONE); /* the guest, and perhaps before it had it */
+    if (!in->over && in->waits && !lost) {                      /* it crossed the end on its way */
         input_done(in);
         return;
     }
-    (void)error_set(&err, ERROR_CONFLICT, "process %s has ended", process_id(in->process));
+    (void)error_set(&err, ERROR_CONFLICT, "process %s has ended%s", process_id(in->process),
+                    lost ? ", together with its sandbox's VM" : "");
     input_fail(in, &err);
 }
 

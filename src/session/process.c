@@ -131,7 +131,7 @@ static json_t *guest_result_json(const struct process *p, const struct guest_res
         break;
     }
     if (p->adopted && str_eq(message, UNKNOWN_PROCESS))
-        return make_result(p, "sandbox_gone", json_null(), json_null(),
+        return make_result(p, PROCESS_SANDBOX_GONE, json_null(), json_null(),
                            "the sandbox no longer knows this process; its result is lost", r);
     return make_result(p, "start_failed", json_null(), json_null(), message, r);
 }
@@ -144,7 +144,7 @@ void process_end_gone(struct process *p, const char *message)
     /* After a restart nobody may have looked at its journals yet, and the result counts their bytes. */
     for (unsigned i = 0; i < STREAMS; i++)
         stream_open(p, i);
-    process_finish(p, make_result(p, "sandbox_gone", json_null(), json_null(), message, NULL));
+    process_finish(p, make_result(p, PROCESS_SANDBOX_GONE, json_null(), json_null(), message, NULL));
 }
 
 /* --- what the guest says --- */

@@ -146,6 +146,7 @@ struct process_reader_events {
     void (*stdin_arrived)(void *arg, uint64_t mark); /* process_stdin_waits */
 };
 
+#define PROCESS_SANDBOX_GONE "sandbox_gone" /* reason of a result that the guest did not tell */
 #define PROCESS_SUSPENDED "suspended"
 #define PROCESS_ROLLED_BACK "rolled_back"
 

@@ -262,6 +262,27 @@ static void test_stdin_arrives(void **state)
     assert_int_equal(g->w->sb->busy, 0);
 }
 
+/* A VM that ends takes along what its guest may not have had: that is not answered as if it had. */
+static void test_stdin_goes_with_the_guest(void **state)
+{
+    struct rig *g = *state;
+    struct attach_keys k;
+    struct guest_process *p = run(g, &k);
+    p->far = true;
+    struct client *c = request(g, "user", "POST", process_path(g, &k, "/stdin"), "", "abc", 3);
+    rig_until(g, p->input_n == 3);
+    for (unsigned i = 0; i < 10; i++)
+        client_poll(g, c);
+    assert_int_equal(buf_len(&c->in), 0);
+    const struct error why = {.code = ERROR_GONE, .message = "the VM was killed"};
+    g->w->sb->state = SANDBOX_FAILED;
+    fake_link(g->w->sandboxes, g->w->sb, NULL, &why);
+    struct answer a = answer_of(g, c);
+    assert_int_equal(a.status, 409);
+    answer_free(&a);
+    assert_int_equal(g->w->sb->busy, 0);
+}
+
 /* Input for a command that is on its way to the guest, or never gets there. */
 static void test_stdin_of_one_that_starts(void **state)
 {
@@ -338,6 +359,7 @@ int main(void)
         T(test_signal_to_a_forgotten_process),
         T(test_stdin),
         T(test_stdin_arrives),
+        T(test_stdin_goes_with_the_guest),
         T(test_stdin_of_one_that_starts),
         T(test_stdin_ends),
         T(test_sessions_refused),
