@@ -183,6 +183,10 @@ int cli_snapshot_in(struct cli *c, json_t *body, struct error *err)
 int cli_process_sandbox(struct cli *c, const char *process_id, char **ret, struct error *err)
 {
     json_t *items = NULL;
+    if (strncmp(process_id, "pr_", 3) != 0)
+        return error_set(err, ERROR_NOT_FOUND,
+                         "'%s' is no process (pr_...); `space ps -a SANDBOX` lists those of a sandbox",
+                         process_id);
     struct client *client = cli_client(c, err);
     if (!client)
         return err->code;

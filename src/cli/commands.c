@@ -385,7 +385,7 @@ static const char port_detail[] =
     "half alone. When nothing listens there, the connection is reset and the "
     "reason told, and further ones are "
     "tried again. Ends by a signal, or when the sandbox has gone. With --public or "
-    "--private nothing is forwarded: the ports named, or all, are reached "
+    "--private nothing is forwarded: the ports named, or `all` in place of a number, are reached "
     "through the server without a key from then on, or are not any more.";
 static const char watch_detail[] =
     "One line for each change, from the moment on at which `watching` is told on standard error: created, "

@@ -70,6 +70,13 @@ class Statuses(Case):
             self.assertEqual(r.returncode, 2)
             self.assertIn(says, r.stderr)
 
+    def test_a_sandbox_where_a_process_is_due(self):
+        for words in (["logs", "sb_x"], ["kill", "demo"], ["process", "get", "demo"]):
+            r = self.space(*words)
+            self.assertEqual(r.returncode, 3)
+            self.assertIn(f"'{words[-1]}' is no process (pr_...); `space ps -a SANDBOX`".encode(), r.stderr)
+        self.assertEqual(self.server.requests, [])
+
     def test_the_commands_of_a_group(self):
         for words in (["help", "template"], ["template", "--help"], ["-h", "template"]):
             r = self.space(*words)
