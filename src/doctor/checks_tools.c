@@ -83,7 +83,7 @@ void doctor_check_reflink(struct doctor *d)
     }
     if (doctor_find_program(d, "mkfs.btrfs", program, sizeof(program)))
         (void)doctor_add(d, "reflink", DOCTOR_OK, "",
-                         "%s has none%s; a btrfs image on a loop device will be used", dir,
+                         "%s has none%s; a btrfs image on a loop device is used instead", dir,
                          known ? "" : " as far as this user can see");
     else
         (void)doctor_add(d, "reflink", DOCTOR_DEGRADED,
