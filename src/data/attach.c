@@ -132,8 +132,7 @@ static const struct process_reader_events reader_events = {
 static void release(struct data_call *c, bool aborted)
 {
     struct attach *a = (struct attach *)c;
-    (void)aborted;
-    log_end(a, "the client has left");
+    log_end(a, aborted ? "the client has left" : "the server ends");
     loop_timer_stop(&a->ping);
     process_reader_close(TAKE(a->reader));
     buf_finish(&a->input);
@@ -164,8 +163,9 @@ static bool has_other_writer(const struct attach *a)
     return other != NULL;
 }
 
-void attach_left(struct attach *a)
+void attach_left(struct attach *a, const char *why)
 {
+    log_end(a, why);
     if (!a->reader || process_state(a->process) == PROCESS_EXITED)
         return;
     leave_input(a);

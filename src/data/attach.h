@@ -50,9 +50,9 @@ struct attach {
 extern const struct attach_wire attach_ws;
 extern const struct attach_wire attach_ndjson;
 
-/* The client is gone, its process is not: what it gave is not lost, and stdin ends when that was asked for.
- */
-void attach_left(struct attach *a);
+/* The client is gone (the log is told why), its process is not: what it gave is not lost, and stdin ends when
+ * that was asked for. */
+void attach_left(struct attach *a, const char *why);
 
 /* "stdout" or "stderr". */
 const char *attach_stream_name(enum guest_stream stream);

@@ -30,15 +30,13 @@ static void ws_close(struct attach *a, unsigned code, const char *reason)
     http_ws_close(a->ws, code, text);
 }
 
-/* The client broke the protocol: no result follows. */
-static void refuse(struct attach *a, const char *why)
+/* Sends the client away: no result follows. */
+static void refuse(struct attach *a, unsigned code, const char *why)
 {
-    if (a->ended)
-        return;
     a->ended = true;
-    attach_left(a);
+    attach_left(a, why);
     process_reader_close(TAKE(a->reader));
-    ws_close(a, CLOSE_POLICY, why);
+    ws_close(a, code, why);
 }
 
 /* --- input --- */
@@ -114,8 +112,8 @@ static void on_message(struct http_ws *ws, bool text, const void *data, size_t n
         if (rc == ERROR_CONFLICT && process_state(a->process) == PROCESS_EXITED)
             rc = 0;
     }
-    if (rc < 0)
-        refuse(a, err.message);
+    if (rc < 0 && !a->ended)
+        refuse(a, CLOSE_POLICY, err.message); /* it broke the protocol */
 }
 
 /* --- output --- */
@@ -128,12 +126,8 @@ static void ws_event(struct attach *a, const json_t *event)
         return;
     }
     char *text = json_dumps(event, JSON_COMPACT);
-    if (!text || !http_ws_send(a->ws, true, text, strlen(text), NULL, 0)) {
-        a->ended = true;
-        attach_left(a);
-        process_reader_close(TAKE(a->reader));
-        ws_close(a, CLOSE_BROKEN, "an event could not be queued");
-    }
+    if (!text || !http_ws_send(a->ws, true, text, strlen(text), NULL, 0))
+        refuse(a, CLOSE_BROKEN, "an event could not be queued");
     free(text);
 }
 
@@ -187,7 +181,7 @@ static void on_closed(struct http_ws *ws, unsigned code)
     a->ws = NULL;
     a->ended = true;
     if (a->call.d) {
-        attach_left(a);
+        attach_left(a, "the client has left");
         data_call_done(&a->call);
     }
     data_call_free(&a->call);

@@ -9,7 +9,7 @@ import unittest
 from harness import host, server
 from harness.case import OwnServerTest, SpaceTest, limit
 from harness.server import Server
-from harness.ws import Attach
+from harness.ws import TEXT, Attach
 from harness.workers import alone
 
 
@@ -95,7 +95,7 @@ class LogTest(OwnServerTest):
     """Each line tells what it is about: the ids of its sandbox, operation and session."""
 
     def use(self):
-        """A sandbox, the operation that paused it, a session to its end, and one whose client left."""
+        """A sandbox, the operation that paused it, and sessions: to the end, left by its client, refused."""
         sb = self.sandbox()
         session = sb.session(["echo", "x"])
         self.assertEqual(Attach(self.api, session).finish()["exit_code"], 0)
@@ -103,7 +103,13 @@ class LogTest(OwnServerTest):
         attached = Attach(self.api, left)
         attached.until(lambda: attached.pid, "started")
         attached.abort()
-        return sb, sb.verb("pause")["id"], session["session"], left["session"]
+        sent_away = sb.session(["sleep", "1000"])
+        attached = Attach(self.api, sent_away)
+        attached.until(lambda: attached.pid, "started")
+        attached.ws.send(TEXT, '{"type":"explode"}')
+        while attached.step():
+            pass
+        return sb, sb.verb("pause")["id"], session["session"], left["session"], sent_away["session"]
 
 
 class JsonLog(LogTest):
@@ -119,12 +125,13 @@ class JsonLog(LogTest):
 
     @limit(240)
     def test_ids(self):
-        sb, pause, session, left = self.use()
+        sb, pause, session, left, sent_away = self.use()
         for one in self.find("sandbox moved", sandbox=sb.id, operation=pause):
             self.assertEqual((one["level"], one["program"]), ("info", "spaced"))
             self.assertRecent(one["time"])
         self.find("sandbox moved", sandbox=sb.id, operation=sb.create_operation["id"])
-        for one, end in ((session, "result"), (left, "the client has left")):
+        for one, end in ((session, "result"), (left, "the client has left"),
+                         (sent_away, "a message's type is resize, signal or stdin_close")):
             ids = {"sandbox": sb.id, "session": one["id"], "process": one["process_id"]}
             self.find("session made", level="info", **ids)
             self.find("attached", **ids)
@@ -135,7 +142,7 @@ class JsonLog(LogTest):
 class TextLog(LogTest):
     @limit(240)
     def test_ids(self):
-        sb, pause, session, _ = self.use()
+        sb, pause, session, _, _ = self.use()
         stamp = r"(?m)^20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z info  spaced: "
         log = self.server.log_bytes().decode()
         self.assertRegex(log, stamp + rf"sandbox moved sandbox={sb.id} operation={pause} from=running to=pausing ")
