@@ -9,6 +9,10 @@
  *   RELAY           the same, but the server is a child behind a TCP socket, as every server in a sandbox
  *                   is, and this process passes bytes on between the two
  *   LOOP <n>        n requests to that child without the port; answered by "EXIT 0"
+ *   SINK <bytes>    reads that many bytes from the port and forgets them; "G" first, "EXIT 0" at the end
+ *   FILE <bytes>    the same, but they go into a file, past the page cache, and are on the disk at the end
+ *   CACHED <bytes>  the same by way of the page cache
+ *   LOAD <bytes>    writes that many bytes of this file to the port, read past the page cache
  *   DRAIN <bytes>   produced by a child, read from its pipe and forgotten; answered by "EXIT 0"
  *   anything else   is forked and executed (words split at blanks), answered by "EXIT <status>"
  *
@@ -21,6 +25,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -41,8 +46,10 @@
 #define BLOCK 32768       /* the most the port takes at once */
 #define BATCH (8 * BLOCK) /* read from a pipe at once, */
 #define PIPE 1048576      /* which is as large as it can be: the fewest switches between the two */
+#define BULK 4194304      /* written to a file at once */
 
 static char block[BATCH];
+static char bulk[BULK] __attribute__((aligned(4096)));
 
 static void read_text(const char *path, char *to, size_t size)
 {
@@ -259,6 +266,54 @@ static void loop(int port, unsigned long long requests)
     write_all(port, answer, sizeof(answer) - 1);
 }
 
+/* Reads exactly so many bytes of the port. */
+static void read_all(int port, char *to, size_t n)
+{
+    while (n > 0) {
+        ssize_t got = read(port, to, n);
+        if (got > 0) {
+            to += got;
+            n -= (size_t)got;
+        } else {
+            pause_ms(1);
+        }
+    }
+}
+
+/* bytes: a multiple of 4096, as flags may say O_DIRECT. */
+static void store(int port, unsigned long long bytes, int flags)
+{
+    static const char answer[] = "EXIT 0\n", failed[] = "EXIT 1\n";
+    int fd = open("/bare-file", O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | flags, 0600);
+    bool good = fd >= 0;
+    write_all(port, "G", 1);
+    while (bytes > 0) {
+        size_t n = bytes < BULK ? (size_t)bytes : BULK;
+        read_all(port, bulk, n);
+        good = good && write(fd, bulk, n) == (ssize_t)n;
+        bytes -= n;
+    }
+    good = good && fsync(fd) == 0;
+    if (fd >= 0)
+        (void)close(fd);
+    write_all(port, good ? answer : failed, sizeof(answer) - 1);
+}
+
+/* bytes: a multiple of 4096, and as many as were stored. */
+static void load(int port, unsigned long long bytes)
+{
+    int fd = open("/bare-file", O_RDONLY | O_CLOEXEC | O_DIRECT);
+    while (bytes > 0) {
+        ssize_t n = read(fd, bulk, bytes < PIPE ? (size_t)bytes : PIPE);
+        if (n <= 0)
+            break; /* the host waits for the rest, and gives up */
+        write_all(port, bulk, (size_t)n);
+        bytes -= (unsigned long long)n;
+    }
+    if (fd >= 0)
+        (void)close(fd);
+}
+
 /* "G" first: what follows a line may have been read with it. */
 static void sink(int port, unsigned long long bytes)
 {
@@ -292,6 +347,12 @@ static void serve(int port, char *line)
         splice_child(port, strtoull(line + 7, NULL, 10));
     else if (strncmp(line, "SINK ", 5) == 0)
         sink(port, strtoull(line + 5, NULL, 10));
+    else if (strncmp(line, "FILE ", 5) == 0)
+        store(port, strtoull(line + 5, NULL, 10), O_DIRECT);
+    else if (strncmp(line, "LOAD ", 5) == 0)
+        load(port, strtoull(line + 5, NULL, 10));
+    else if (strncmp(line, "CACHED ", 7) == 0)
+        store(port, strtoull(line + 7, NULL, 10), 0);
     else if (strncmp(line, "DRAIN ", 6) == 0)
         drain_only(port, strtoull(line + 6, NULL, 10));
     else

@@ -1,13 +1,18 @@
 """Files over HTTP, against the port that they have to pass, and archives against single files.
 
 The bare limits are both directions of the port alone: a guest that writes one hot buffer to it, and one that reads
-from it and keeps nothing. SPACE's side also frames the bytes, checks them, and has them on the sandbox's disk.
+from it and keeps nothing. SPACE's side also frames the bytes, checks them, and has them on the sandbox's disk. What the
+disk costs, rows without a verdict tell: a bare guest that reads the port into a file, and that file to the port.
 """
+import contextlib
 import io
 import os
+import shutil
 import tarfile
 import time
 
+import bare
+from harness import server
 from harness.files import query
 from table import OWN, PLAIN, Figure, median
 
@@ -16,8 +21,43 @@ BLOCK = 1 << 20
 BARE_BYTES = 256 << 20
 PLAIN_BYTES = 64 << 20
 ROUNDS = 2
+LOAD = "LOAD"
+STORES = {"FILE": "the port into a file, O_DIRECT", "CACHED": "the port into a file"}
 SMALL_FILES = 10000
 SINGLE_FILES = 500
+
+
+@contextlib.contextmanager
+def guest_with_disk(bench):
+    """A bare guest whose disk lies where those of sandboxes do."""
+    base = os.path.join(bench.server.state_dir, "pool", "bare")
+    os.mkdir(base)
+    sb = bench.make()
+    try:
+        machine = bare.Machine(base, bench.server.vmm(sb.id), bench.server.state_dir,
+                               os.path.join(server.bin_dir, "bench", "bare_init"))
+        vm = machine.spawn()
+        try:
+            vm.restore()
+            yield vm
+        finally:
+            vm.close()
+    finally:
+        sb.delete()
+        shutil.rmtree(base)
+
+
+def store(vm, word, size):
+    """MB/s until the guest has size bytes of the port in a file on its disk. FILE: past its page cache; CACHED: not."""
+    part = memoryview(bytes(BLOCK))
+    vm.port.sendall(f"{word} {size}\n".encode())
+    if vm.port.recv(1) != b"G":
+        raise RuntimeError("the bare guest does not take bytes")
+    begin = time.perf_counter()
+    for _ in range(size // BLOCK):
+        vm.port.sendall(part)
+    vm.expect_exit()
+    return size / (time.perf_counter() - begin) / 1e6
 
 
 class Transfer:
@@ -83,13 +123,17 @@ def files(bench):
     rates = {}
     transfer = Transfer(bench)
     try:
-        for _ in range(ROUNDS):
-            for name, vm in vms.items():
-                size = BARE_BYTES if name == OWN else PLAIN_BYTES
-                rates.setdefault(("upload", name), []).append(size / vm.sink(size) / 1e6)
-                rates.setdefault(("download", name), []).append(size / vm.flood(size) / 1e6)
-            rates.setdefault(("upload", "space"), []).append(transfer.upload())
-            rates.setdefault(("download", "space"), []).append(transfer.download())
+        with guest_with_disk(bench) as disk:
+            for _ in range(ROUNDS):
+                for name, vm in vms.items():
+                    size = BARE_BYTES if name == OWN else PLAIN_BYTES
+                    rates.setdefault(("upload", name), []).append(size / vm.sink(size) / 1e6)
+                    rates.setdefault(("download", name), []).append(size / vm.flood(size) / 1e6)
+                for word in STORES:
+                    rates.setdefault(("upload", word), []).append(store(disk, word, BARE_BYTES))
+                rates.setdefault(("download", LOAD), []).append(BARE_BYTES / disk.flood(BARE_BYTES, LOAD) / 1e6)
+                rates.setdefault(("upload", "space"), []).append(transfer.upload())
+                rates.setdefault(("download", "space"), []).append(transfer.download())
     finally:
         for vm in vms.values():
             vm.close()
@@ -101,6 +145,10 @@ def files(bench):
                      [(">= 0.6 x", ours >= 0.6 * bare), ("same bytes", True)], ROUNDS)
         if PLAIN in vms:
             yield Figure("  the port, SPACE's -cpu", "MB/s", rate[name, OWN], ours, [], ROUNDS)
+        for word, what in STORES.items() if name == "upload" else ():
+            yield Figure(f"  {what}", "MB/s", rate[name, word], ours, [], ROUNDS)
+        if name == "download":
+            yield Figure("  a file to the port, O_DIRECT", "MB/s", rate[name, LOAD], ours, [], ROUNDS)
     grown = transfer.grown()
     yield Figure("  daemon's growth meanwhile", "MiB", None, grown, [("<= 16 MiB", grown <= 16)], 1)
 
