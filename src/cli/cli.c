@@ -84,7 +84,7 @@ static void say_what_to_do(const struct cli *c, const struct error *err)
             "server is in dev.key of its state directory (/var/lib/space)\n",
             stderr);
     else if (c->client && client_unreachable(c->client))
-        (void)fputs("space: is it running, and there? SPACE_URL or --url says where\n", stderr);
+        (void)fputs("space: does it run, and at this address? SPACE_URL or --url sets another\n", stderr);
 }
 
 int cli_fail(const struct cli *c, const struct error *err)
