@@ -38,7 +38,7 @@ static int capture(struct job *j, int pidfd, struct pages *to)
 {
     const struct record *r = &j->sandbox->rec;
     const struct memory_vmm v = {
-        .pid = r->vmm_pid, .pidfd = pidfd, .base_fd = -1, .bytes = r->memory_mib * MIB};
+        .pid = r->vmm_pid, .pidfd = pidfd, .base_fd = -1, .bytes = r->memory_mib * MIB, .holed = true};
     struct memory_map map = {0};
     char path[BROKER_KEY_SIZE + 16];
     (void)snprintf(path, sizeof(path), "golden/%s/mem", j->req.key);

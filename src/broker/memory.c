@@ -203,32 +203,141 @@ static int by_address(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-/* Anonymous memory has no name: it is the one piece of private, writable, anonymous memory that is exactly as
- * large as the guest's, from the start of one mapping to the end of the same or a later one. QEMU maps it
- * between guards; other mappings may touch it, but the kernel does not join them with it, as the advice on
- * it (huge pages, merging) is its own. */
-static int find_anonymous_areas(const struct memory_vmm *v, const char *maps, struct areas *ret,
-                                struct error *err)
+#define STARTS_MAX 8
+
+/* Pieces of private, writable, anonymous memory of exactly this size, from the start of one mapping to the
+ * end of the same or a later one: where they start. */
+struct pieces {
+    uint64_t starts[STARTS_MAX];
+    unsigned count;
+};
+
+static int find_pieces(const char *maps, uint64_t bytes, struct pieces *ret, struct error *err)
 {
     struct stretch s = {0};
-    unsigned matches = 0;
-    uint64_t from = 0;
     int rc = 0;
+    ret->count = 0;
     for (const char *line = maps; rc == 0 && line; line = next_line(line)) {
         struct mapping m;
         if (!parse_line(line, &m) || m.inode != 0 || strcmp(m.perms, "rw-p") != 0)
             continue;
         rc = stretch_add(&s, &m, err);
-        uint64_t start = m.end - v->bytes;
-        if (rc == 0 && m.end > v->bytes && bsearch(&start, s.starts, s.count, sizeof(start), by_address)) {
-            from = start;
-            matches++;
-        }
+        uint64_t start = m.end - bytes;
+        if (rc < 0 || m.end <= bytes || !bsearch(&start, s.starts, s.count, sizeof(start), by_address))
+            continue;
+        if (ret->count == STARTS_MAX)
+            rc = error_set(err, ERROR_CONFLICT, "the VMM has too many mappings of its memory's size");
+        else
+            ret->starts[ret->count++] = start;
     }
     free(s.starts);
-    if (rc == 0 && matches != 1)
-        rc = error_set(err, ERROR_CONFLICT, "the VMM has %u mappings of its memory's size", matches);
-    return rc < 0 ? rc : add_area(ret, (struct area){.start = from, .end = from + v->bytes}, err);
+    return rc;
+}
+
+/* Anonymous memory has no name: it is the one piece that is exactly as large as the guest's. QEMU maps it
+ * between guards; other mappings may touch it, but the kernel does not join them with it, as the advice on
+ * it (huge pages, merging) is its own. */
+static int find_one_piece(const struct memory_vmm *v, const char *maps, struct areas *ret, struct error *err)
+{
+    struct pieces found;
+    int rc = find_pieces(maps, v->bytes, &found, err);
+    if (rc < 0)
+        return rc;
+    if (found.count != 1)
+        return error_set(err, ERROR_CONFLICT, "the VMM has %u mappings of its memory's size", found.count);
+    return add_area(ret, (struct area){.start = found.starts[0], .end = found.starts[0] + v->bytes}, err);
+}
+
+/* --- memory in two pieces --- */
+
+#define RSDP_AT 0xe0000U
+#define RSDP_BYTES 20U
+
+/* Where the guest's memory would be, and whether it is there. */
+struct guess {
+    uint64_t low, low_bytes; /* from the guest's address 0 on */
+    uint64_t high;           /* the rest; 0: there is none */
+    unsigned right;          /* guesses that were right, and not the same */
+};
+
+/* At this address Firecracker tells its guest where the ACPI tables are. Linux leaves its first MiB alone, so
+ * it stays there. A guest that writes over it, or pretends that it is elsewhere, spoils its own snapshots. */
+static bool begins_at(const struct memory_vmm *v, uint64_t start)
+{
+    unsigned char rsdp[RSDP_BYTES];
+    struct iovec local = {.iov_base = rsdp, .iov_len = sizeof(rsdp)};
+    struct iovec remote = {.iov_base = (void *)(uintptr_t)(start + RSDP_AT), .iov_len = sizeof(rsdp)};
+    unsigned sum = 0;
+    if (process_vm_readv(v->pid, &local, 1, &remote, 1, 0) != (ssize_t)sizeof(rsdp))
+        return false;
+    for (size_t i = 0; i < sizeof(rsdp); i++)
+        sum += rsdp[i];
+    return memcmp(rsdp, "RSD PTR ", 8) == 0 && sum % 256 == 0;
+}
+
+static void try_guess(const struct memory_vmm *v, uint64_t low, uint64_t low_bytes, uint64_t high,
+                      struct guess *best)
+{
+    if (high == low + low_bytes) { /* one piece to us, however it is mapped */
+        low_bytes = v->bytes;
+        high = 0;
+    }
+    bool same = best->right > 0 && best->low == low && best->high == high;
+    if (same || !begins_at(v, low))
+        return;
+    *best = (struct guess){.low = low, .low_bytes = low_bytes, .high = high, .right = best->right + 1};
+}
+
+/* The second piece is mapped after the first, mostly right below it, and then the kernel joins the two. */
+static int guess_all(const struct memory_vmm *v, const char *maps, uint64_t first, struct guess *best,
+                     struct error *err)
+{
+    struct pieces whole;
+    struct pieces low;
+    struct pieces high;
+    uint64_t rest = v->bytes - first;
+    int rc = find_pieces(maps, v->bytes, &whole, err);
+    if (rc == 0)
+        rc = find_pieces(maps, first, &low, err);
+    if (rc == 0)
+        rc = find_pieces(maps, rest, &high, err);
+    if (rc < 0)
+        return rc;
+    for (unsigned i = 0; i < whole.count; i++)
+        try_guess(v, whole.starts[i] + rest, first, whole.starts[i], best);
+    for (unsigned i = 0; i < low.count; i++)
+        for (unsigned k = 0; k < high.count; k++)
+            if (low.starts[i] + first <= high.starts[k] || high.starts[k] + rest <= low.starts[i])
+                try_guess(v, low.starts[i], first, high.starts[k], best);
+    return 0;
+}
+
+/* Firecracker has a hole for devices below 4 GiB, of 1 GiB or (older versions) 768 MiB, and a mapping on each
+ * side of it. What they look like from outside is no matter of trust: which is which is read from the guest.
+ */
+static int find_two_pieces(const struct memory_vmm *v, const char *maps, struct areas *ret, struct error *err)
+{
+    static const uint64_t firsts[] = {3072ULL << 20, 3328ULL << 20};
+    struct guess best = {0};
+    struct pieces whole;
+    int rc = find_pieces(maps, v->bytes, &whole, err);
+    for (unsigned i = 0; rc == 0 && i < whole.count; i++)
+        try_guess(v, whole.starts[i], v->bytes, 0, &best); /* not divided, or in this order */
+    for (size_t i = 0; rc == 0 && i < ARRAY_LEN(firsts); i++)
+        if (v->bytes > firsts[i])
+            rc = guess_all(v, maps, firsts[i], &best, err);
+    if (rc < 0)
+        return rc;
+    if (best.right != 1)
+        return error_set(err, ERROR_CONFLICT, "the VMM's memory is in pieces, and %s",
+                         best.right ? "there are two that begin it" : "none of them begins it");
+    rc = add_area(ret, (struct area){.start = best.low, .end = best.low + best.low_bytes}, err);
+    if (rc < 0 || !best.high)
+        return rc;
+    struct area high = {.start = best.high,
+                        .end = best.high + (v->bytes - best.low_bytes),
+                        .page = best.low_bytes / MEMORY_PAGE};
+    return add_area(ret, high, err);
 }
 
 static int by_page(const void *a, const void *b)
@@ -260,8 +369,11 @@ static int find_areas(const struct memory_vmm *v, int proc_fd, struct areas *ret
         return proc_has_ended(v->pidfd, 0) ? gone(v, err) : rc;
     if (n == 0)
         return gone(v, err);
-    rc = v->base_fd >= 0 ? find_file_areas(v, proc_fd, maps, ret, err)
-                         : find_anonymous_areas(v, maps, ret, err);
+    if (v->base_fd >= 0)
+        rc = find_file_areas(v, proc_fd, maps, ret, err);
+    else
+        rc = v->holed && v->bytes > MEMORY_HOLE ? find_two_pieces(v, maps, ret, err)
+                                                : find_one_piece(v, maps, ret, err);
     return rc < 0 ? rc : check_areas(v, ret, err);
 }
 

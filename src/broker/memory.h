@@ -14,6 +14,7 @@
 #include "base/error.h"
 
 #define MEMORY_PAGE 4096U
+#define MEMORY_HOLE (3072ULL << 20)
 
 /* Changed pages that follow each other, in memory and in the VMM's address space. */
 struct memory_run {
@@ -49,6 +50,7 @@ struct memory_vmm {
     int base_fd;    /* file it maps privately as its memory; -1: anonymous memory */
     int under_fd;   /* with a base: another file it may map parts of, each at its place; -1: none */
     uint64_t bytes; /* size of its memory, a multiple of MEMORY_PAGE */
+    bool holed;     /* Firecracker's: memory of more than MEMORY_HOLE may be in two mappings */
     bool plain;     /* read pagemap also where the kernel has a quicker way: for tests */
     struct memory_clock *clock; /* may be NULL */
 };

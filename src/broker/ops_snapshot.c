@@ -216,6 +216,7 @@ static int need_vmm(struct job *j)
     if (r->golden[0] != '\0' && faccessat(j->p->pool_fd, sealed, F_OK, 0) < 0)
         return error_set(&j->err, ERROR_CONFLICT, "%s is making a golden", r->id);
     j->snapshot->vmm_pid = r->vmm_pid;
+    j->snapshot->holed = r->vmm_kind == BROKER_VMM_FIRECRACKER;
     j->snapshot->vmm_start = r->vmm_start;
     return 0;
 }
@@ -448,6 +449,7 @@ static int take_memory(struct job *j)
                            .base_fd = s->pages.base_fd,
                            .under_fd = s->pages.under_fd,
                            .bytes = s->pages.memory_bytes,
+                           .holed = s->holed,
                            .clock = &s->clock};
     int rc = memory_scan(&v, &map, &j->err);
     if (rc < 0)

@@ -134,6 +134,7 @@ struct snapshot {
     char sandbox_id[ID_SIZE];
     bool full, captured;
     pid_t vmm_pid; /* full: the VMM it is of */
+    bool holed;    /* struct memory_vmm */
     uint64_t vmm_start;
     struct pages pages;
     /* Pages that capture left for seal. */

@@ -171,9 +171,8 @@ void doctor_check_firecracker(struct doctor *d)
         (void)doctor_add(d, "firecracker", DOCTOR_DEGRADED, "it is not used. " FIRECRACKER_INSTALL,
                          "%s is version %s", path, version);
     else
-        (void)doctor_add(d, "firecracker", DOCTOR_OK, "",
-                         "%s, version %s; sandboxes have at most %d MiB of memory%s%s", path, version,
-                         FIRECRACKER_MEMORY_MIB, d->kvm_works ? "" : "; not used, as it needs KVM",
+        (void)doctor_add(d, "firecracker", DOCTOR_OK, "", "%s, version %s%s%s", path, version,
+                         d->kvm_works ? "" : "; not used, as it needs KVM",
                          firecracker_has_bad_jailer(version)
                              ? "; the jailer of this release has CVE-2026-1386, and is not used here"
                              : "");

@@ -366,14 +366,6 @@ static const struct vm_started_kind firecracker_kind = {
 
 static void op_launch(struct vm *vm, vm_done done, void *arg)
 {
-    struct error err = ERROR_INIT;
-    if (vm->spec.shape.memory_mib > FIRECRACKER_MEMORY_MIB) {
-        (void)error_field(&err, ERROR_UNSUPPORTED, "resources.memory_mib",
-                          "memory_mib is %u; the engine firecracker has %d at most",
-                          vm->spec.shape.memory_mib, FIRECRACKER_MEMORY_MIB);
-        done(arg, &err);
-        return;
-    }
     vm_started_launch(vm, &firecracker_kind, done, arg);
 }
 

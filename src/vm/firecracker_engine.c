@@ -92,7 +92,6 @@ int vm_firecracker_create(struct loop *l, struct broker *b, bool kvm_works, cons
         return rc;
     e->kvm = true;
     e->info.acceleration = "kvm";
-    e->info.memory_max_mib = FIRECRACKER_MEMORY_MIB;
     (void)str_copy(e->version, sizeof(e->version), version);
     (void)snprintf(e->reason, sizeof(e->reason), "firecracker with KVM: %s", kvm_why);
     make_words(e);

@@ -4,8 +4,6 @@
 #include <stdbool.h>
 
 #define FIRECRACKER_OLDEST "1.12"
-/* Most memory of a VM: beyond, it is in two pieces that nobody can tell apart from outside. */
-#define FIRECRACKER_MEMORY_MIB 3072
 #define FIRECRACKER_INSTALL                                             \
     "put the program `firecracker` of a release "                       \
     "(github.com/firecracker-microvm/firecracker), " FIRECRACKER_OLDEST \

@@ -233,6 +233,117 @@ static void test_anonymous(void **state)
     assert_int_equal(munmap(all, SIZE + 2 * NEXT), 0);
 }
 
+/* --- memory in two pieces --- */
+
+#define MIB (1ULL << 20)
+#define REST (64 * MIB)
+#define HOLE (16 * MIB)
+
+/* Where in one stretch of addresses the two pieces lie. */
+struct layout {
+    uint64_t first, low, high;
+};
+
+static unsigned char *map_piece(unsigned char *at, uint64_t n)
+{
+    unsigned char *p =
+        mmap(at, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    assert_true(p == at);
+    assert_int_equal(madvise(p, n, MADV_NOHUGEPAGE), 0); /* its own, whatever lies beside it */
+    return p;
+}
+
+/* What a guest finds at its address 0xe0000. */
+static void put_rsdp(unsigned char *start, bool right)
+{
+    unsigned char *at = start + 0xe0000;
+    unsigned sum = 0;
+    memcpy(at, "RSD PTR \0SPACE \2\1\2\3\4", 20);
+    for (unsigned i = 0; i < 20; i++)
+        sum += at[i];
+    at[8] = (unsigned char)(256 - sum % 256 + !right);
+}
+
+static unsigned char *reserve(uint64_t n)
+{
+    unsigned char *all = mmap(NULL, n, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    assert_true(all != MAP_FAILED);
+    return all;
+}
+
+static void expect_run(const struct memory_map *m, uint32_t page_number, const unsigned char *at)
+{
+    size_t i = 0;
+    while (i < m->count && m->runs[i].page != page_number)
+        i++;
+    assert_true(i < m->count);
+    assert_int_equal(m->runs[i].address, (uintptr_t)at);
+}
+
+static void test_two_pieces(void **state)
+{
+    static const struct layout layouts[] = {
+        {3072 * MIB, REST, 0}, /* the second right below the first: one mapping, as the kernel has it mostly
+                                */
+        {3072 * MIB, REST + HOLE, 0}, {3072 * MIB, 0, 3072 * MIB},        {3072 * MIB, 0, 3072 * MIB + HOLE},
+        {3328 * MIB, REST, 0},        {3328 * MIB, 0, 3328 * MIB + HOLE},
+    };
+    struct fixture *f = *state;
+    struct error err = ERROR_INIT;
+    for (size_t i = 0; i < ARRAY_LEN(layouts); i++) {
+        const struct layout *l = &layouts[i];
+        struct memory_vmm v = target(f, -1);
+        struct memory_map m = {0};
+        v.bytes = l->first + REST;
+        v.holed = true;
+        unsigned char *all = reserve(v.bytes + HOLE);
+        unsigned char *low = map_piece(all + l->low, l->first);
+        unsigned char *high = map_piece(all + l->high, REST);
+        put_rsdp(low, true);
+        low[5 * MEMORY_PAGE] = high[7 * MEMORY_PAGE] = 1;
+        for (int plain = 0; plain < 2; plain++) {
+            v.plain = plain;
+            assert_ok(memory_scan(&v, &m, &err), &err);
+            expect_run(&m, 5, low + 5 * MEMORY_PAGE);
+            expect_run(&m, 0xe0, low + 0xe0000);
+            expect_run(&m, (uint32_t)(l->first / MEMORY_PAGE) + 7, high + 7 * MEMORY_PAGE);
+            assert_true(m.pages >= 3 &&
+                        m.pages <= 5); /* looking elsewhere may leave the kernel's zero page */
+            memory_map_finish(&m);
+        }
+        assert_int_equal(munmap(all, v.bytes + HOLE), 0);
+    }
+}
+
+/* As large as each other, they are told apart all the same; and where nothing or both begin the memory, or it
+ * is divided elsewhere, it is refused. */
+static void test_pieces_nobody_can_tell(void **state)
+{
+    struct fixture *f = *state;
+    struct memory_vmm v = target(f, -1);
+    struct memory_map m = {0};
+    struct error err = ERROR_INIT;
+    v.bytes = 6144 * MIB;
+    v.holed = true;
+    unsigned char *all = reserve(v.bytes);
+    unsigned char *one = map_piece(all, 3072 * MIB);
+    unsigned char *two = map_piece(all + 3072 * MIB, 3072 * MIB);
+    assert_int_equal(scan(&v), ERROR_CONFLICT); /* none */
+    put_rsdp(two, false);
+    assert_int_equal(scan(&v), ERROR_CONFLICT); /* a checksum that is wrong is none */
+    put_rsdp(two, true);
+    assert_ok(memory_scan(&v, &m, &err), &err);
+    expect_run(&m, 0xe0, two + 0xe0000);
+    memory_map_finish(&m);
+    put_rsdp(one, true);
+    assert_int_equal(scan(&v), ERROR_CONFLICT); /* both */
+    assert_int_equal(munmap(one, 3072 * MIB), 0);
+    assert_int_equal(scan(&v), ERROR_CONFLICT); /* half of it */
+    v.holed = false;
+    assert_int_equal(scan(&v), ERROR_CONFLICT);
+    assert_int_equal(munmap(all, v.bytes), 0);
+}
+
 /* Whatever is found of a process that has ended is nobody's. */
 static void test_process_that_ended(void **state)
 {
@@ -346,6 +457,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_odd_mappings, setup, teardown),
         cmocka_unit_test_setup_teardown(test_pages_that_go, setup, teardown),
         cmocka_unit_test_setup_teardown(test_anonymous, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_two_pieces, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_pieces_nobody_can_tell, setup, teardown),
         cmocka_unit_test_setup_teardown(test_process_that_ended, setup, teardown),
         cmocka_unit_test_setup_teardown(test_time_of_reading, setup, teardown),
     };

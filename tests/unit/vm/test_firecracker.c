@@ -142,7 +142,7 @@ static void test_engine_tells_about_itself(void **state)
     assert_string_equal(info->name, "firecracker");
     assert_string_equal(info->acceleration, "kvm");
     assert_string_equal(info->version, "1.16.1");
-    assert_int_equal(info->memory_max_mib, 3072);
+    assert_int_equal(info->memory_max_mib, VM_MEMORY_MIB_MAX);
     vm_engine_compat(f->engine, &c);
     assert_int_equal(strlen(c.layout), 8);
     struct vm_compat qemu = c;
@@ -198,16 +198,6 @@ static void test_replaced_program(void **state)
     f->fc.version = "1.17.0";
     assert_int_equal(CALL(f, vm_launch(f->vm, fixture_done, f)), ERROR_CONFLICT);
     assert_non_null(strstr(f->text, "restart spaced"));
-}
-
-static void test_too_much_memory(void **state)
-{
-    struct fixture *f = *state;
-    struct vm_spec spec = {.boot = VM_BOOT_COLD, .shape = {.vcpus = 1, .memory_mib = 4096, .disk_mib = 64}};
-    id_new("sb", spec.sandbox_id);
-    assert_int_equal(vm_create(f->engine, &spec, &fixture_events, f, &f->vm, NULL), 0);
-    assert_int_equal(CALL(f, vm_launch(f->vm, fixture_done, f)), ERROR_UNSUPPORTED);
-    assert_int_equal(fake_broker_count(f->broker, "vmm_start"), 0);
 }
 
 static const struct vm_limits slow = {.disk_mib_per_s = 3, .disk_iops = 70};
@@ -621,7 +611,6 @@ int main(void)
         WITH(test_cold_boot),
         WITH(test_refused_step_ends_the_vmm),
         WITH(test_replaced_program),
-        WITH(test_too_much_memory),
         WITH(test_lines_of_counters),
         WITH(test_counters_through_the_pipe),
         WITH(test_a_flood_in_the_pipe),
