@@ -244,6 +244,16 @@ static void find_firecracker(struct config *c)
     (void)str_copy(c->firecracker, sizeof(c->firecracker), path);
 }
 
+/* An engine that cannot be had is refused here, before anything is taken of the host. */
+static int find_engine(struct handoff *h, struct error *err)
+{
+    probe_kvm(h);
+    find_firecracker(&h->config);
+    if (config_engine(&h->config) != VM_ENGINE_FIRECRACKER)
+        return 0;
+    return vm_firecracker_possible(h->kvm_works, h->kvm_why, h->config.firecracker, err);
+}
+
 int root_stage(const struct config *c, const char *self, struct error *err)
 {
     struct handoff h = {.config = *c, .channel_fd = -1, .listen_fd = -1, .lock_fd = -1};
@@ -254,6 +264,8 @@ int root_stage(const struct config *c, const char *self, struct error *err)
     if (rc == 0)
         rc = lock_state_dir(c->state_dir, &h.lock_fd, err);
     if (rc == 0)
+        rc = find_engine(&h, err);
+    if (rc == 0)
         rc = privd_lease_acquire(c->state_dir, &lease, err);
     if (rc == 0)
         rc = make_daemon_dir(c->state_dir, lease.uid_first, err);
@@ -263,8 +275,6 @@ int root_stage(const struct config *c, const char *self, struct error *err)
         rc = build_image(&h, err);
     if (rc < 0)
         return rc;
-    probe_kvm(&h);
-    find_firecracker(&h.config);
     rc = server_start(c->state_dir, (uint32_t)c->pool_size_mib, h.config.firecracker, &lease, &h.channel_fd,
                       err);
     return rc < 0 ? rc : second_stage(&h, lease.uid_first, self, err);

@@ -74,16 +74,23 @@ static void make_words(struct vm_engine *e)
     (void)snprintf(e->layout, sizeof(e->layout), "%08x", (unsigned)(hash ^ (hash >> 32)));
 }
 
-int vm_firecracker_create(struct loop *l, struct broker *b, bool kvm_works, const char *kvm_why,
-                          const char *program, struct vm_engine **ret, struct error *err)
+int vm_firecracker_possible(bool kvm_works, const char *kvm_why, const char *program, struct error *err)
 {
-    char version[32] = "";
     if (!kvm_works)
         return error_field(err, ERROR_UNSUPPORTED, "engine", "the engine firecracker needs KVM: %s", kvm_why);
     if (!*program)
         return error_field(err, ERROR_NOT_FOUND, "engine",
                            "there is no firecracker on this host: " FIRECRACKER_INSTALL);
-    int rc = vm_firecracker_version(program, version, sizeof(version), err);
+    return 0;
+}
+
+int vm_firecracker_create(struct loop *l, struct broker *b, bool kvm_works, const char *kvm_why,
+                          const char *program, struct vm_engine **ret, struct error *err)
+{
+    char version[32] = "";
+    int rc = vm_firecracker_possible(kvm_works, kvm_why, program, err);
+    if (rc == 0)
+        rc = vm_firecracker_version(program, version, sizeof(version), err);
     if (rc < 0)
         return rc;
     struct vm_engine *e;

@@ -126,6 +126,10 @@ int vm_engine_create(struct loop *l, struct broker *b, const struct vm_engine_co
  * real path, or "" when there is none. */
 void vm_firecracker_find(const char *configured, char *to, size_t size);
 
+/* Whether that engine can be had, by what is known before there is a broker: KVM, and the program as
+ * vm_firecracker_find found it. Errors as of vm_engine_create. */
+int vm_firecracker_possible(bool kvm_works, const char *kvm_why, const char *program, struct error *err);
+
 /* The version a Firecracker tells ("1.16.1"). ERROR_UNAVAILABLE when it tells none, ERROR_UNSUPPORTED when it
  * is too old. Waits for the program, a few milliseconds. */
 int vm_firecracker_version(const char *program, char *to, size_t size, struct error *err);

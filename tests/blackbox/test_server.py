@@ -73,14 +73,22 @@ class Refusals(unittest.TestCase):
         self.check(Server(args=["--colour", "red"]), ["--colour"], (2,))
 
     def test_engine_not_offered(self):
-        """A Firecracker that is not there, or is too old: on every host, whatever else it has."""
+        """A Firecracker that is too old: on every host, whatever else it has."""
         old = os.path.join(server.temporary(), "firecracker")
         self.addCleanup(server.shutil.rmtree, os.path.dirname(old), ignore_errors=True)
         with open(old, "w", encoding="ascii") as script:
             script.write("#!/bin/sh\necho Firecracker v1.4.0\n")
         os.chmod(old, 0o755)
-        for program in ("/nonexistent/firecracker", old):
-            self.check(Server(config={"engine": "firecracker", "firecracker": program}), ["firecracker"], purge=True)
+        self.check(Server(config={"engine": "firecracker", "firecracker": old}), ["firecracker"], purge=True)
+
+    def test_engine_that_is_not_there_takes_nothing(self):
+        """Told before there is a pool, a lease or a kernel image."""
+        one = Server(config={"engine": "firecracker", "firecracker": "/nonexistent/firecracker"})
+        code, log = refused(one)
+        self.addCleanup(one.close)
+        self.assertEqual(code, 1, log)
+        self.assertIn("firecracker", log)
+        self.assertEqual(os.listdir(one.state_dir), ["lock"])
 
     def test_without_root(self):
         one = Server()
