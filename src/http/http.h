@@ -56,7 +56,8 @@ struct http_config {
     int listen_fd;      /* an already listening socket (owned from success on), or -1 to bind `listen` */
     unsigned connections_max; /* default 4096 */
     unsigned websockets_max;  /* beside them; default: as many */
-    size_t queue_max;        /* bytes queued for all who read output, see http_queue_bound; default 256 MiB */
+    size_t queue_max;    /* bytes queued for all who read output, see http_queue_bound; default 256 MiB */
+    size_t gathered_max; /* of bodies that come with a key and are not given yet, all together; the same */
     unsigned idle_timeout_s; /* keep-alive, default 620 */
     /* Checks a credential ("Bearer x", X-API-Key); 0 and *ret, or ERROR_UNAUTHORIZED / ERROR_TOKEN_EXPIRED.
      */

@@ -107,6 +107,7 @@ struct http_request {
     bool gathers;   /* a body in pieces that comes with a key, which stands for all of it: it is read first */
     bool given_all; /* and then given: its end has been told, too */
     uint64_t given; /* bytes of it that the handler has taken */
+    size_t counted; /* bytes of it in the server's sum */
 
     /* flow */
     bool suspended;
@@ -165,6 +166,7 @@ struct http_server {
     unsigned restless;        /* looks in a row after which the library asked for the next one at once */
     unsigned conn_count;
     size_t queued;     /* for clients that read slowly */
+    size_t gathered;   /* of bodies with a key, for guests that do */
     unsigned ws_count; /* the library does not know of them any more */
     bool running;      /* inside MHD_run */
     bool stopping;
@@ -214,6 +216,10 @@ void request_answered(struct http_request *r);
 /* Reads the header fields into r, finds the route, checks key, role, query and content type; the first thing
  * wrong is the error. allow: for ERROR_METHOD. */
 int head_check(struct http_request *r, char allow[ROUTE_ALLOW_SIZE], struct error *err);
+/* How large a gathered body may be while so much of others waits: as http_queue_bound. */
+size_t gather_bound(const struct http_server *s);
+void gather_count(struct http_request *r); /* after each change of it */
+
 /* ERROR_MEDIA_TYPE unless the body is announced as JSON. */
 int head_check_json(const struct http_request *r, struct error *err);
 

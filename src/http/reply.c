@@ -274,10 +274,11 @@ static void keep_problem(struct http_request *r, const struct error *err)
 void reply_cut_off(struct http_request *r)
 {
     struct error err = ERROR_INIT;
-    (void)error_set(&err, ERROR_CONFLICT,
-                    "the first request with this Idempotency-Key was cut off when %llu bytes of its body had "
-                    "been taken",
-                    (unsigned long long)r->given);
+    (void)error_set(
+        &err, ERROR_CONFLICT,
+        "the first request with this Idempotency-Key was cut off when %s%llu bytes of its body had "
+        "been taken",
+        r->given_all ? "all " : "", (unsigned long long)r->given);
     keep_problem(r, &err);
 }
 

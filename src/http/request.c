@@ -157,6 +157,7 @@ static void give(struct http_request *r)
         size_t n = buf_len(&r->body);
         if (n == 0) {
             r->given_all = true;
+            buf_finish(&r->body);
             r->body_events->end(r);
             return;
         }
@@ -164,6 +165,7 @@ static void give(struct http_request *r)
         size_t taken = r->body_events->data(r, buf_head(&r->body), n);
         assert(taken <= n);
         buf_consume(&r->body, taken);
+        gather_count(r);
         r->given += taken;
         if (taken < n && !r->woken)
             return;
@@ -300,6 +302,19 @@ static void on_stream_data(struct http_request *r, const char *data, size_t *n)
         request_suspend(r);
 }
 
+/* More of a body that is read whole. */
+static int keep_body(struct http_request *r, const char *data, size_t n, struct error *err)
+{
+    size_t len = buf_len(&r->body) + n;
+    if (r->gathers && len > gather_bound(r->server) && len <= r->body.max)
+        return error_set(err, ERROR_CAPACITY,
+                         "too much input with an Idempotency-Key waits for guests that do not take it");
+    if (!buf_append(&r->body, data, n))
+        return error_set(err, ERROR_TOO_LARGE, "the body has more than %zu bytes", r->body.max);
+    gather_count(r);
+    return 0;
+}
+
 static enum MHD_Result on_body(struct http_request *r, const char *data, size_t *n)
 {
     const struct http_route *def = r->route ? r->route->def : NULL;
@@ -317,9 +332,10 @@ static enum MHD_Result on_body(struct http_request *r, const char *data, size_t 
             on_stream_data(r, data, n);
         return r->answered ? discard(r, n) : MHD_YES;
     }
-    if (!buf_append(&r->body, data, *n)) {
-        struct error err = ERROR_INIT;
-        (void)error_set(&err, ERROR_TOO_LARGE, "the body has more than %zu bytes", r->body.max);
+    struct error err = ERROR_INIT;
+    if (keep_body(r, data, *n, &err) < 0) {
+        buf_finish(&r->body);
+        gather_count(r);
         refuse(r, &err);
         set_phase(r, CONN_LINGER);
         return discard(r, n);
@@ -424,6 +440,7 @@ void request_free(struct http_request *r)
     free(r->target);
     free(r->authority);
     buf_finish(&r->body);
+    gather_count(r);
     uri_finish(&r->uri);
     json_decref(r->json);
     free(r);

@@ -223,6 +223,8 @@ int http_create(struct loop *l, const struct http_config *config, struct http_se
         s->config.websockets_max = s->config.connections_max;
     if (s->config.queue_max == 0)
         s->config.queue_max = QUEUE_DEFAULT;
+    if (s->config.gathered_max == 0)
+        s->config.gathered_max = QUEUE_DEFAULT;
     if (s->config.idle_timeout_s == 0)
         s->config.idle_timeout_s = IDLE_TIMEOUT_DEFAULT_S;
     int rc = open_listener(s, config, err);

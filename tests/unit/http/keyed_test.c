@@ -1,6 +1,7 @@
 /* What comes with an Idempotency-Key is done once, whatever breaks off; a body in pieces is read whole first.
  */
 #include <fcntl.h>
+#include <poll.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -23,9 +24,12 @@ static struct store *store;
 static struct idempotency *keys;
 static char dir[64];
 
+#define GATHERED ((size_t)16 << 20)
+
 /* What the handler has taken, of all requests together; it takes no more than `room`. */
-static atomic_uint took, room, calls, over;
-static atomic_bool fails; /* instead of taking more */
+static atomic_uint took, room, calls, over, ends;
+static atomic_bool fails;  /* instead of taking more */
+static atomic_bool silent; /* no answer once all is taken */
 
 struct sink {
     struct http_request *r;
@@ -62,7 +66,9 @@ static size_t sink_data(struct http_request *r, const void *data, size_t n)
 
 static void sink_end(struct http_request *r)
 {
-    http_reply_empty(r, 204);
+    atomic_fetch_add(&ends, 1);
+    if (!atomic_load(&silent))
+        http_reply_empty(r, 204);
 }
 
 static const struct http_body_events sink_events = {sink_data, sink_end};
@@ -132,13 +138,15 @@ static int setup(void **state)
     assert_int_equal(loop_create(&f.loop, &err), 0);
     assert_int_equal(store_open(f.loop, path, &store, &err), 0);
     assert_int_equal(idempotency_create(f.loop, store, &keys, &err), 0);
-    fixture_setup(&f, &(struct http_config){.listen_fd = -1, .idempotency = keys});
+    fixture_setup(&f, &(struct http_config){.listen_fd = -1, .idempotency = keys, .gathered_max = GATHERED});
     http_routes(f.server, routes, ARRAY_LEN(routes));
     atomic_store(&took, 0);
     atomic_store(&calls, 0);
     atomic_store(&over, 0);
     atomic_store(&room, 1u << 30);
+    atomic_store(&ends, 0);
     atomic_store(&fails, false);
+    atomic_store(&silent, false);
     fixture_start(&f);
     return 0;
 }
@@ -263,6 +271,67 @@ static void cut_off(void **state)
     assert_int_equal(atomic_load(&took), 17);
 }
 
+/* All was taken, and only the answer not waited for: that is said. */
+static void cut_off_behind_the_end(void **state)
+{
+    (void)state;
+    atomic_store(&silent, true);
+    int fd = begin("all", "Content-Length: 10\r\n", "1234567890");
+    wait_until(&ends, 1);
+    (void)close(fd);
+    wait_until(&over, 1);
+    post("/sink", "all", "1234567890", 409, true, "cut off when all 10 bytes");
+    assert_int_equal(atomic_load(&took), 10);
+    assert_int_equal(atomic_load(&calls), 1);
+}
+
+/* What waits for a handler that does not take it has a bound for all together; small ones find place anyway.
+ */
+static void bounded_together(void **state)
+{
+    (void)state;
+    enum { MANY = 96, SIZE = 256 * 1024 };
+    static char body[SIZE + 1];
+    char head[64];
+    int fds[MANY];
+    unsigned refused = 0;
+    memset(body, 'x', SIZE);
+    (void)snprintf(head, sizeof(head), "Content-Length: %d\r\n", SIZE);
+    atomic_store(&room, 0);
+    for (unsigned i = 0; i < MANY; i++) {
+        char key[16];
+        struct answer a;
+        (void)snprintf(key, sizeof(key), "many-%u", i);
+        fds[i] = begin(key, head, "");
+        unsigned before = atomic_load(&calls);
+        client_send(fds[i], body, SIZE);
+        struct pollfd p = {.fd = fds[i], .events = POLLIN};
+        while (atomic_load(&calls) == before && poll(&p, 1, 1) == 0)
+            ;
+        if (atomic_load(&calls) > before)
+            continue;
+        client_answer(fds[i], &a, false);
+        assert_int_equal(a.status, 429);
+        assert_non_null(strstr(a.body, "waits for guests"));
+        answer_finish(&a);
+        refused++;
+    }
+    assert_in_range(MANY - refused, 4, GATHERED / SIZE);
+    unsigned held = atomic_load(&calls);
+    int small = begin("small", "Content-Length: 5\r\n", "12345");
+    wait_until(&calls, held + 1);
+    (void)close(small);
+    for (unsigned i = 0; i < MANY; i++)
+        (void)close(fds[i]);
+    wait_until(&over, held + 1);
+    /* Their place is free again. */
+    atomic_store(&room, 1u << 30);
+    int fd = begin("many-0", head, "");
+    client_send(fd, body, SIZE);
+    wait_until(&calls, held + 2);
+    (void)close(fd);
+}
+
 /* The key of a request that is carried out without its client stands for the answer all the same. */
 static void goes_on_without_its_client(void **state)
 {
@@ -315,7 +384,13 @@ int main(void)
 {
 #define T(fn) cmocka_unit_test_setup_teardown(fn, setup, teardown)
     const struct CMUnitTest tests[] = {
-        T(once_for_a_key), T(cut_off), T(goes_on_without_its_client), T(refused_on_the_way), T(has_a_limit),
+        T(once_for_a_key),
+        T(cut_off),
+        T(cut_off_behind_the_end),
+        T(bounded_together),
+        T(goes_on_without_its_client),
+        T(refused_on_the_way),
+        T(has_a_limit),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
