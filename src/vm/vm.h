@@ -180,7 +180,7 @@ void vm_adopt(struct vm *vm, vm_done done, void *arg);
 /* For an owner who is told of the end (in `exited` or later) before the guest has said a word: launches the
  * VM once more, as vm_launch. A kernel that finds no timer, or panics, on a host that is busy for a moment
  * resets itself, and does better the next time. False, and nothing is done: this was no cold boot, its guest
- * did not reset itself, or it was the second try. */
+ * did not reset itself as far as the VMM tells (Firecracker does not), or it was the second try. */
 bool vm_launch_again(struct vm *vm, vm_done done, void *arg);
 void vm_load(struct vm *vm, int state_fd, vm_done done, void *arg);
 void vm_resume(struct vm *vm, vm_done done, void *arg);
