@@ -281,12 +281,15 @@ class Bench(life.Life):
                 self.notes.append(f"{name}: not measured: the bare side is QEMU's")
                 continue
             print(f"measuring: {name} - {getattr(self, name).__doc__.splitlines()[0]}", flush=True)
+            before = len(figures)
             try:
                 figures += getattr(self, name)()
             except Exception as error:  # noqa: B902 - one figure's trouble leaves the others
                 import traceback
                 traceback.print_exc()
                 figures.append(Failed(name, error))
+            for figure in figures[before:]:  # of a run that is ended early, something remains
+                print("    " + "  ".join(cell for cell in figure.row() if cell), flush=True)
         return figures
 
 

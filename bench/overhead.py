@@ -7,24 +7,27 @@ from table import AGENT, Figure, median
 MIB = 1 << 20
 GUEST = ("/mem", "/under")  # files that are mapped as a guest's memory
 LIMIT_MIB = 5               # of Firecracker
-NAMES = {"rss": "VMM beyond its guest, RSS", "own": "  of it private", "tables": "  page tables"}
+NAMES = {"rss": "VMM beyond its guest, RSS", "program": "  of it program and libraries", "own": "  of it heap, stacks, data",
+         "tables": "  page tables"}
 
 
 def beyond_guest(smaps):
-    """Bytes outside the mapping of the guest's memory: resident, and of that the process's own alone. None when there is no guest."""
-    found, guests, counted = {"rss": 0, "own": 0}, 0, False
+    """Bytes outside the mapping of the guest's memory: resident, and of that what files have and others can share, and what only
+    this process has. None when there is no guest."""
+    found, guests, counted = {"Rss": 0, "Anonymous": 0}, 0, False
     for line in smaps.splitlines():
         if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
             fields = line.split(maxsplit=5)
             is_guest = len(fields) == 6 and fields[5].endswith(GUEST)
             guests, counted = guests + is_guest, not is_guest
-        elif counted and re.match(r"Rss|Private_(Clean|Dirty):", line):
-            found["rss" if line.startswith("Rss") else "own"] += int(line.split()[1]) * 1024
-    return found if guests else None
+        elif counted and re.match(r"(Rss|Anonymous):", line):
+            found[line.split(":")[0]] += int(line.split()[1]) * 1024
+    own = found["Anonymous"]
+    return {"rss": found["Rss"], "program": found["Rss"] - own, "own": own} if guests else None
 
 
 def sizes(pid):
-    """The same of a process, and its page tables."""
+    """The same of a process, with its page tables."""
     found = beyond_guest(host.read(f"/proc/{pid}/smaps"))
     if found is None:
         raise RuntimeError(f"process {pid} has not mapped a guest's memory")

@@ -99,23 +99,22 @@ class Figures(unittest.TestCase):
 SMAPS = """7f0000000000-7f0010000000 rw-p 00000000 00:1f 257 {guest}
 Size:             262144 kB
 Rss:               20000 kB
-Private_Dirty:     10000 kB
+Anonymous:         10000 kB
 VmFlags: rd wr mr
 7f0020000000-7f0020100000 r-xp 00000000 00:1f 258 /firecracker
 Rss:                1024 kB
-Private_Clean:       512 kB
-Private_Dirty:         0 kB
-Private_Hugetlb:       8 kB
+Anonymous:             8 kB
+AnonHugePages:      2048 kB
 7f0020200000-7f0020300000 rw-p 00000000 00:00 0
 Rss:                 256 kB
-Private_Dirty:       256 kB
+Anonymous:           256 kB
 """
 
 
 class Overhead(unittest.TestCase):
     def test_what_is_not_the_guests(self):
         for guest in ("/mem", "/under", "/var/tmp/vm-1/mem"):
-            self.assertEqual(overhead.beyond_guest(SMAPS.format(guest=guest)), {"rss": 1280 << 10, "own": 768 << 10})
+            self.assertEqual(overhead.beyond_guest(SMAPS.format(guest=guest)), {"rss": 1280 << 10, "program": 1016 << 10, "own": 264 << 10})
 
     def test_no_guest(self):
         self.assertIsNone(overhead.beyond_guest(SMAPS.format(guest="/memory")))
