@@ -449,6 +449,9 @@ const char *on_idle_name(enum on_idle v);
 bool on_idle_parse(const char *name, enum on_idle *ret);
 
 /* spec.c */
+/* Of a record, which may be from when the server had no maximum or a larger one: no disk is without. */
+void limits_cap(const struct sandboxes_config *config, struct vm_limits *l);
+
 int create_spec_read(const struct sandboxes_config *config, const json_t *body, struct create_spec *ret,
                      struct error *err);
 /* The values before are given; *ret holds those after. */

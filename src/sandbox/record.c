@@ -394,6 +394,7 @@ int sandbox_load(struct sandboxes *s, const char *id, const json_t *body, struct
         sandbox_free(sb);
         return error_set(err, ERROR_INTERNAL, "the record of sandbox %s is damaged", id);
     }
+    limits_cap(&s->config, &sb->limits);
     if (sb->seq > s->seq)
         s->seq = sb->seq;
     if (sb->state == SANDBOX_DELETED)

@@ -131,6 +131,7 @@ int snapshot_load(struct sandboxes *s, const char *id, const json_t *body, struc
         snapshot_free(sn);
         return error_set(err, ERROR_INTERNAL, "the record of snapshot %s is damaged", id);
     }
+    limits_cap(&s->config, &sn->limits);
     if (sn->seq > s->seq)
         s->seq = sn->seq;
     insert(s, sn);

@@ -343,6 +343,17 @@ static int read_limits(const struct sandboxes_config *config, int64_t mib_per_s,
                   : read_limit(&iops_limit, iops, fallback->disk_iops, max->disk_iops, &ret->disk_iops, err);
 }
 
+static uint32_t capped(uint32_t limit, uint32_t most)
+{
+    return most > 0 && (limit == 0 || limit > most) ? most : limit;
+}
+
+void limits_cap(const struct sandboxes_config *config, struct vm_limits *l)
+{
+    l->disk_mib_per_s = capped(l->disk_mib_per_s, config->max_limits.disk_mib_per_s);
+    l->disk_iops = capped(l->disk_iops, config->max_limits.disk_iops);
+}
+
 static int read_resources(const struct sandboxes_config *config, const json_t *obj, struct create_spec *spec,
                           struct error *err)
 {

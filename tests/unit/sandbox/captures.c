@@ -605,6 +605,15 @@ static void test_limits_of_the_disk(void **state)
     keep(id, sandbox_id(sb));
     world_until(w, world_state(w, id) == SANDBOX_RUNNING);
     assert_limits(w, id, 7, 50);
+    /* A maximum that came later is for all that there is, and for what is made of it. */
+    w->config.max_limits = (struct vm_limits){.disk_mib_per_s = 5, .disk_iops = 60};
+    world_restart(w);
+    world_until(w, w->started);
+    assert_limits(w, id, 5, 50);
+    assert_ok(world_try(w, body, &sb, &err), &err);
+    keep(id, sandbox_id(sb));
+    world_until(w, world_state(w, id) == SANDBOX_RUNNING);
+    assert_limits(w, id, 5, 50);
 }
 
 int main(void)

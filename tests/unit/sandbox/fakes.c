@@ -952,8 +952,10 @@ void vm_adopt(struct vm *vm, vm_done done, void *arg)
     a->arg = arg;
     if (!m || !m->m.alive)
         (void)error_set(&a->err, ERROR_NOT_FOUND, "no VMM of %s runs", vm->id);
-    else if (!a->err.code)
+    else if (!a->err.code) {
         attach(vm);
+        vm->machine->m.limits = vm->spec.limits;
+    }
 }
 
 void vm_resume(struct vm *vm, vm_done done, void *arg)
