@@ -70,7 +70,8 @@ static int open_snapshot(struct job *j, int sandbox_dir, struct under_map *map, 
         return rc;
     *ret_fd = openat(dir, "mem", O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
     if (*ret_fd < 0)
-        rc = error_errno(&j->err, ERROR_NOT_FOUND, errno, "memory of snapshot %s", m.id);
+        rc = error_errno(&j->err, errno == ENOENT ? ERROR_DAMAGED : ERROR_INTERNAL, errno,
+                         "memory of snapshot %s", m.id);
     if (rc == 0)
         rc = under_place(dir, sandbox_dir, &m, map, &j->err);
     if (rc < 0)

@@ -448,7 +448,9 @@ class OverRestarts(OwnServerTest):
             byte = state.read(1)[0]
             state.seek(100)
             state.write(bytes([byte ^ 1]))
-        for _ in range(2):  # nothing is lost or done by trying
+        for missing in (False, True):  # nothing is lost or done by trying
+            if missing:  # its memory is gone altogether, which is looked at first
+                os.unlink(os.path.join(folder, "mem"))
             with self.assertRaises(OperationFailed) as failed:
                 sb.verb("restore")
             error = failed.exception.error
