@@ -8,22 +8,22 @@ MIB = 1 << 20
 GUEST = ("/mem", "/under")  # files that are mapped as a guest's memory
 LIMIT_MIB = 5               # of Firecracker
 NAMES = {"rss": "VMM beyond its guest, RSS", "program": "  of it program and libraries", "own": "  of it heap, stacks, data",
-         "tables": "  page tables"}
+         "huge": "    of that huge pages", "tables": "  page tables"}
 
 
 def beyond_guest(smaps):
     """Bytes outside the mapping of the guest's memory: resident, and of that what files have and others can share, and what only
-    this process has. None when there is no guest."""
-    found, guests, counted = {"Rss": 0, "Anonymous": 0}, 0, False
+    this process has, and what of that the kernel has made huge pages of. None when there is no guest."""
+    found, guests, counted = {"Rss": 0, "Anonymous": 0, "AnonHugePages": 0}, 0, False
     for line in smaps.splitlines():
         if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
             fields = line.split(maxsplit=5)
             is_guest = len(fields) == 6 and fields[5].endswith(GUEST)
             guests, counted = guests + is_guest, not is_guest
-        elif counted and re.match(r"(Rss|Anonymous):", line):
+        elif counted and re.match(r"(Rss|Anonymous|AnonHugePages):", line):
             found[line.split(":")[0]] += int(line.split()[1]) * 1024
     own = found["Anonymous"]
-    return {"rss": found["Rss"], "program": found["Rss"] - own, "own": own} if guests else None
+    return {"rss": found["Rss"], "program": found["Rss"] - own, "own": own, "huge": found["AnonHugePages"]} if guests else None
 
 
 def sizes(pid):

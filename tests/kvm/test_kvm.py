@@ -114,7 +114,7 @@ Anonymous:           256 kB
 class Overhead(unittest.TestCase):
     def test_what_is_not_the_guests(self):
         for guest in ("/mem", "/under", "/var/tmp/vm-1/mem"):
-            self.assertEqual(overhead.beyond_guest(SMAPS.format(guest=guest)), {"rss": 1280 << 10, "program": 1016 << 10, "own": 264 << 10})
+            self.assertEqual(overhead.beyond_guest(SMAPS.format(guest=guest)), {"rss": 1280 << 10, "program": 1016 << 10, "own": 264 << 10, "huge": 2 << 20})
 
     def test_no_guest(self):
         self.assertIsNone(overhead.beyond_guest(SMAPS.format(guest="/memory")))
