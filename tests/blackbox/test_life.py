@@ -138,12 +138,12 @@ class Suspend(Life):
                 sb.verb("restore")
                 now = witness.ask()
                 self.assertGreaterEqual(now, rounds)
-                # The writer stands still while the sums are compared: first as the memory has them, then as the disk has.
-                check = ("kill -STOP $(cat /run/writer); check() { bad=0; n=0; for d in /root/tree/*; do "
+                # The writer and what it has started stand still while the sums are compared: first as the memory has them, then as the disk has.
+                check = ("kill -STOP -$(cat /run/writer); check() { bad=0; n=0; for d in /root/tree/*; do "
                          "for i in 0 1 2 3 4 5 6 7; do [ -e $d/sum.$i ] || continue; n=$((n+1)); "
                          "s=$(sha256sum < $d/data.$i); [ \"$s\" = \"$(cat $d/sum.$i)\" ] || bad=$((bad+1)); done; done; "
                          "echo $bad $n; }; check; sync; echo 3 > /proc/sys/vm/drop_caches; check; cat /run/written; "
-                         "kill -CONT $(cat /run/writer)")
+                         "kill -CONT -$(cat /run/writer)")
                 bad, files, on_disk, files_there, written = map(int, sb.sh(check).split())
                 # One pair may be between its two renames.
                 self.assertLessEqual(bad, 1)
