@@ -219,7 +219,7 @@ class Bench(life.Life):
             sb.verb("pause")
             subprocess.run(["taskset", "-acp", "0", str(daemon.pid)], check=True, stdout=subprocess.DEVNULL)
             b, o = [], []
-            for _ in range(5):
+            for _ in range(20):
                 b.append(self.wrk(f"http://127.0.0.1:{port}/"))
                 o.append(self.wrk(self.server.url + sb.path))
         finally:
@@ -229,7 +229,7 @@ class Bench(life.Life):
             subprocess.run(["taskset", "-acp", cores, str(daemon.pid)], check=False, stdout=subprocess.DEVNULL)
         sb.delete()
         b, o = median(b), median(o)
-        yield Figure("GET of a sandbox", "1/s", b, o, [(">= 0.5 x", o >= 0.5 * b)], 5, "each run 2 s, 32 connections")
+        yield Figure("GET of a sandbox", "1/s", b, o, [(">= 0.5 x", o >= 0.5 * b)], 20, "each run 2 s, 32 connections")
 
     def wrk(self, url):
         done = subprocess.run(["taskset", "-c", "1", "wrk", "-t", "1", "-c", "32", "-d", "2s", "-H",

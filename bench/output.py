@@ -16,7 +16,7 @@ from table import Figure, median
 GIB = 1 << 30
 BARE_BYTES = 256 << 20
 PLAIN_BYTES = 64 << 20
-ROUNDS = 3
+ROUNDS = 20
 
 
 class Attached:
