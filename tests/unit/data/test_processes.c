@@ -200,6 +200,13 @@ static void test_signal_to_a_forgotten_process(void **state)
     answer_free(&a);
 }
 
+static void not_answered(struct rig *g, struct client *c)
+{
+    for (unsigned i = 0; i < 10; i++)
+        client_poll(g, c);
+    assert_int_equal(buf_len(&c->in), 0);
+}
+
 static void test_stdin(void **state)
 {
     struct rig *g = *state;
@@ -215,9 +222,7 @@ static void test_stdin(void **state)
     struct client *c =
         request(g, "user", "POST", process_path(g, &k, "/stdin?close=1"), "", "0123456789", 10);
     rig_until(g, p->input_n == 5);
-    for (unsigned i = 0; i < 10; i++)
-        client_poll(g, c);
-    assert_int_equal(buf_len(&c->in), 0);
+    not_answered(g, c);
     p->input_max = 100;
     p->events.stdin_room(p->arg);
     a = answer_of(g, c);
@@ -241,9 +246,7 @@ static void test_stdin_arrives(void **state)
     struct client *c = request(g, "user", "POST", process_path(g, &k, "/stdin"), "", "abc", 3);
     rig_until(g, p->input_n == 3);
     p->events.stdin_arrived(p->arg, 2);
-    for (unsigned i = 0; i < 10; i++)
-        client_poll(g, c);
-    assert_int_equal(buf_len(&c->in), 0);
+    not_answered(g, c);
     p->events.stdin_arrived(p->arg, 3);
     struct answer a = answer_of(g, c);
     assert_int_equal(a.status, 204);
@@ -252,9 +255,7 @@ static void test_stdin_arrives(void **state)
     c = request(g, "user", "POST", process_path(g, &k, "/stdin?close=1"), "", "", 0);
     rig_until(g, p->input_closed);
     p->events.stdin_arrived(p->arg, 3);
-    for (unsigned i = 0; i < 10; i++)
-        client_poll(g, c);
-    assert_int_equal(buf_len(&c->in), 0);
+    not_answered(g, c);
     fake_exit(p, 0);
     a = answer_of(g, c);
     assert_int_equal(a.status, 204);
@@ -271,9 +272,7 @@ static void test_stdin_goes_with_the_guest(void **state)
     p->far = true;
     struct client *c = request(g, "user", "POST", process_path(g, &k, "/stdin"), "", "abc", 3);
     rig_until(g, p->input_n == 3);
-    for (unsigned i = 0; i < 10; i++)
-        client_poll(g, c);
-    assert_int_equal(buf_len(&c->in), 0);
+    not_answered(g, c);
     const struct error why = {.code = ERROR_GONE, .message = "the VM was killed"};
     g->w->sb->state = SANDBOX_FAILED;
     fake_link(g->w->sandboxes, g->w->sb, NULL, &why);
@@ -294,9 +293,7 @@ static void test_stdin_of_one_that_starts(void **state)
         p->far = true;
         struct client *c = request(g, "user", "POST", process_path(g, &k, "/stdin"), "", "abc", 3);
         rig_until(g, p->input_n == 3);
-        for (unsigned i = 0; i < 10; i++)
-            client_poll(g, c);
-        assert_int_equal(buf_len(&c->in), 0);
+        not_answered(g, c);
         if (starts) {
             fake_started(p, 42);
             p->events.stdin_arrived(p->arg, 3);
