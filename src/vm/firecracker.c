@@ -6,13 +6,10 @@
  * before a VM that was paused runs again it is asked for its device state once more, though nobody wants it:
  * only that tells the guest to give up its connections, and without it the guest's socket device answers
  * nobody from then on. */
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/cleanup.h"
-#include "base/log.h"
 #include "base/str.h"
 #include "proto/proto.h"
 #include "vm/firecracker.h"
@@ -22,7 +19,6 @@
 #define CALL_TIMEOUT_MS 20000
 #define LOAD_TIMEOUT_MS 60000
 #define EXIT_TIMEOUT_MS 10000
-#define GONE_TIMEOUT_MS 1000 /* a process that ends closes its sockets first */
 #define AGENT_SOCKET "agent.sock"
 
 enum step_kind {
@@ -162,7 +158,7 @@ static void on_reply(void *arg, const struct error *err, const json_t *body)
         return;
     if (err && err->code == ERROR_GONE) {
         /* The end of the process answers the operation; one that has only hung up is ended. */
-        loop_timer_start(&q->vmm.timer, GONE_TIMEOUT_MS);
+        loop_timer_start(&q->vmm.timer, FC_GONE_MS);
         return;
     }
     if (q->step->kind == STEP_DEVICES) {

@@ -20,6 +20,8 @@ struct fc_metrics {
     struct fc_api *api; /* NULL but while it is asked */
 };
 
+#define FC_GONE_MS 1000 /* a process that ends closes its sockets first */
+
 /* Engine-private part of a struct vm. */
 struct fc {
     struct vm_started vmm;      /* first */

@@ -3,7 +3,6 @@
 #include "vm/qemu.h"
 
 #define LIMIT_TIMEOUT_MS 20000
-#define GONE_TIMEOUT_MS 1000 /* a process that ends closes its sockets first */
 #define MIB (1024 * 1024LL)
 
 static void told(struct vm *vm, const struct error *err)
@@ -62,7 +61,7 @@ static void on_firecracker_told(void *arg, const struct error *err, const json_t
     struct vm *vm = arg;
     (void)body;
     if (err && err->code == ERROR_GONE) /* one that has only hung up is ended; its end answers */
-        loop_timer_start(&((struct fc *)vm->priv)->vmm.timer, GONE_TIMEOUT_MS);
+        loop_timer_start(&((struct fc *)vm->priv)->vmm.timer, FC_GONE_MS);
     else
         told(vm, err);
 }
