@@ -35,7 +35,7 @@ static void on_operation(void *arg, struct operation *op)
     struct waiter *w = arg;
     w->wait = NULL;
     if (op)
-        http_reply_json(w->r, 200, operation_json(op));
+        http_reply_json(w->r, 200, operation_durable_json(op));
     else
         not_found(w->r);
 }
@@ -54,16 +54,16 @@ static void operation_get(struct http_request *r, void *arg)
         not_found(r);
         return;
     }
-    struct waiter *w = wait_s > 0 && !operation_finished(op) ? calloc(1, sizeof(*w)) : NULL;
+    struct waiter *w = wait_s > 0 && !operation_durable(op) ? calloc(1, sizeof(*w)) : NULL;
     if (!w) {
-        http_reply_json(r, 200, operation_json(op));
+        http_reply_json(r, 200, operation_durable_json(op));
         return;
     }
     w->r = r;
     http_set_data(r, w, waiter_over);
     w->wait = operation_wait(a->config.sandboxes, op, (unsigned)wait_s * 1000, on_operation, w);
     if (!w->wait)
-        http_reply_json(r, 200, operation_json(op));
+        http_reply_json(r, 200, operation_durable_json(op));
 }
 
 static bool status_known(const char *status)
@@ -81,7 +81,7 @@ static bool takes(struct api *a, const struct http_request *r, const struct oper
     const char *status = http_query(r, "status");
     return api_may_see_operation(a, r, op) &&
            (!sandbox_id || strcmp(sandbox_id, operation_sandbox_id(op)) == 0) &&
-           (!status || strcmp(status, operation_status(op)) == 0);
+           (!status || strcmp(status, operation_durable_status(op)) == 0);
 }
 
 static int list_start(struct api *a, const struct http_request *r, struct page *page, struct operation **ret,
@@ -118,7 +118,7 @@ static void operations_list(struct http_request *r, void *arg)
         if (json_array_size(items) == page.limit) {
             next = last;
         } else {
-            json_array_append_new(items, operation_json(op));
+            json_array_append_new(items, operation_durable_json(op));
             last = operation_id(op);
         }
     }

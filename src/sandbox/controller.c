@@ -33,6 +33,7 @@ int sandboxes_create(const struct sandboxes_config *config, struct sandboxes **r
     s->calls_tail = &s->calls;
     snapshots_create(s);
     loop_timer_init(s->config.loop, &s->tick, policy_tick, s);
+    loop_timer_init(s->config.loop, &s->ends_retry, operations_commit_again, s);
     *ret = s;
     return 0;
 }
@@ -44,6 +45,7 @@ void sandboxes_destroy(struct sandboxes *s)
     struct sandbox *sb;
     struct sandbox *next;
     loop_timer_stop(&s->tick);
+    loop_timer_stop(&s->ends_retry);
     loop_defer_cancel(s->config.loop, &s->room);
     capacity_destroy(s);
     ready_destroy(s);

@@ -8,6 +8,7 @@
 #include "json/json.h"
 
 #define RECORD_VERSION 1
+#define RETRY_MS 1000 /* after a commit that failed */
 
 struct operation_wait {
     struct operation_wait *prev, *next;         /* of the operation */
@@ -53,18 +54,35 @@ static json_t *value_or_null(json_t *v)
     return v ? json_incref(v) : json_null();
 }
 
-json_t *operation_json(const struct operation *op)
+static json_t *document(const struct operation *op, enum op_status status)
 {
+    bool over = status >= OP_SUCCEEDED;
     json_t *sandbox = *op->sandbox_id ? json_string(op->sandbox_id) : json_null();
     json_t *j = json_pack("{s:s, s:s, s:o, s:s, s:{s:s, s:n}, s:o, s:o, s:o, s:o, s:o}", //
                           "id", op->id, "kind", op->kind, "sandbox_id", sandbox,         //
-                          "status", statuses[op->status], "progress", "phase", op->phase, "percent", "result",
-                          value_or_null(op->result), "error", value_or_null(op->error), //
+                          "status", statuses[status], "progress", "phase", op->phase, "percent", "result",
+                          value_or_null(over ? op->result : NULL), "error",
+                          value_or_null(over ? op->error : NULL), //
                           "created_at", json_time(op->created_ms), "started_at", json_time(op->started_ms),
-                          "finished_at", json_time(op->finished_ms));
+                          "finished_at", json_time(over ? op->finished_ms : 0));
     if (!j)
         abort(); /* out of memory, see call_new */
     return j;
+}
+
+json_t *operation_json(const struct operation *op)
+{
+    return document(op, op->status);
+}
+
+static enum op_status durable_status(const struct operation *op)
+{
+    return operation_finished(op) && !op->durable ? OP_RUNNING : op->status;
+}
+
+json_t *operation_durable_json(const struct operation *op)
+{
+    return document(op, durable_status(op));
 }
 
 static void save(struct sandboxes *s, const struct operation *op)
@@ -135,6 +153,8 @@ int operation_load(struct sandboxes *s, const char *id, const json_t *body, stru
         s->seq = op->seq;
     if (operation_finished(op))
         s->finished_ops++;
+    op->durable = operation_finished(op);
+    op->s = s;
     insert(s, op);
     return 0;
 }
@@ -148,6 +168,7 @@ int operations_new(struct sandboxes *s, const char *kind, const char *sandbox_id
     if (!op)
         return error_set(err, ERROR_NO_MEMORY, "out of memory");
     id_new("op", op->id);
+    op->s = s;
     op->seq = ++s->seq;
     op->created_ms = now_ms(s);
     (void)str_copy(op->kind, sizeof(op->kind), kind);
@@ -207,10 +228,43 @@ static void fire(void *arg)
     operation_release(op);
 }
 
+static void on_durable(void *arg, const struct error *err)
+{
+    struct operation *op = arg;
+    struct operation_wait *w;
+    op->committing = false;
+    if (err) {
+        loop_timer_start(&op->s->ends_retry, RETRY_MS);
+        return;
+    }
+    op->durable = true;
+    DL_FOREACH(op->waits, w)
+    {
+        loop_timer_stop(&w->timer);
+        loop_defer(op->s->config.loop, &w->fire, fire, w);
+    }
+}
+
+static void commit_end(struct operation *op)
+{
+    op->committing = true;
+    store_commit(op->s->config.store, on_durable, op);
+}
+
+void operations_commit_again(struct loop_timer *t)
+{
+    struct sandboxes *s = t->arg;
+    struct operation *op;
+    DL_FOREACH(s->ops, op)
+    {
+        if (operation_finished(op) && !op->durable && !op->committing)
+            commit_end(op);
+    }
+}
+
 static void end(struct sandboxes *s, struct operation *op, enum op_status status, json_t *result,
                 json_t *error)
 {
-    struct operation_wait *w;
     op->status = status;
     op->result = result;
     op->error = error;
@@ -221,11 +275,7 @@ static void end(struct sandboxes *s, struct operation *op, enum op_status status
     s->finished_ops++;
     save(s, op);
     notify_operation(s, op);
-    DL_FOREACH(op->waits, w)
-    {
-        loop_timer_stop(&w->timer);
-        loop_defer(s->config.loop, &w->fire, fire, w);
-    }
+    commit_end(op);
 }
 
 void operation_finish(struct sandboxes *s, struct operation *op, json_t *result, const struct error *err)
@@ -258,6 +308,7 @@ void operation_forget(struct sandboxes *s, struct operation *op)
     HASH_DEL(s->ops_by_id, op);
     DL_DELETE(s->ops, op);
     s->finished_ops--;
+    store_commit_cancel(s->config.store, op);
     store_delete(s->config.store, STORE_OPERATION, op->id);
     op->forgotten = true;
     if (op->refs == 0)
@@ -296,6 +347,7 @@ void operations_destroy(struct sandboxes *s)
         operation_wait_cancel(s->operation_waits);
     DL_FOREACH_SAFE(s->ops, op, next)
     {
+        store_commit_cancel(s->config.store, op);
         HASH_DEL(s->ops_by_id, op);
         DL_DELETE(s->ops, op);
         operation_free(op);
@@ -324,7 +376,7 @@ struct operation_wait *operation_wait(struct sandboxes *s, struct operation *op,
     DL_APPEND(op->waits, w);
     DL_APPEND2(s->operation_waits, w, all_prev, all_next);
     loop_timer_init(s->config.loop, &w->timer, wait_over, w);
-    if (operation_finished(op))
+    if (op->durable)
         loop_defer(s->config.loop, &w->fire, fire, w);
     else
         loop_timer_start(&w->timer, wait_ms);
@@ -375,9 +427,19 @@ bool operation_finished(const struct operation *op)
     return op->status >= OP_SUCCEEDED;
 }
 
+bool operation_durable(const struct operation *op)
+{
+    return op->durable;
+}
+
 const char *operation_status(const struct operation *op)
 {
     return statuses[op->status];
+}
+
+const char *operation_durable_status(const struct operation *op)
+{
+    return statuses[durable_status(op)];
 }
 
 const char *operation_kind(const struct operation *op)

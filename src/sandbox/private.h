@@ -313,6 +313,8 @@ struct operation {
     int64_t created_ms, started_ms, finished_ms;
     struct operation_wait *waits;
     unsigned refs;
+    struct sandboxes *s;
+    bool committing, durable; /* of its end */
     bool forgotten;
 };
 
@@ -385,6 +387,7 @@ struct sandboxes {
     bool draining;
     struct errand *errands;
     struct loop_timer tick;
+    struct loop_timer ends_retry; /* operation.c: their ends could not be committed */
     struct loop_deferred room; /* capacity.c: who waits for memory is looked at */
     uint64_t pool_free_mib;
     bool pool_known, pool_asked;
@@ -563,6 +566,7 @@ bool operation_failed(const struct operation *op);
 void operation_error(const struct operation *op, struct error *err); /* of a failed one */
 void operation_forget(struct sandboxes *s, struct operation *op);
 void operations_expire(struct sandboxes *s);
+void operations_commit_again(struct loop_timer *t);
 void operations_destroy(struct sandboxes *s);
 void operations_sort(struct sandboxes *s);
 

@@ -210,11 +210,15 @@ json_t *sandbox_json(const struct sandbox *sb);             /* new reference; as
 const char *sandbox_json_text(const struct sandbox *sb, size_t *ret_len);
 /* New reference: [{at, from, to, reason, operation_id|null}], the last 16. */
 json_t *sandbox_history_json(const struct sandbox *sb);
-json_t *operation_json(const struct operation *op); /* new reference */
+json_t *operation_json(const struct operation *op); /* new reference; for an answer that waits for the commit */
+/* New reference; for an answer at once: an end that the store does not hold yet reads as running. */
+json_t *operation_durable_json(const struct operation *op);
 const char *operation_id(const struct operation *op);
 const char *operation_sandbox_id(const struct operation *op);
 bool operation_finished(const struct operation *op);
+bool operation_durable(const struct operation *op); /* it has finished, and the store holds its end */
 const char *operation_status(const struct operation *op);
+const char *operation_durable_status(const struct operation *op); /* as operation_durable_json */
 const char *operation_kind(const struct operation *op);
 double operation_seconds(const struct operation *op); /* from creation to end, 0 while it runs */
 
@@ -225,8 +229,8 @@ void sandbox_busy(struct sandboxes *s, struct sandbox *sb, int delta);
 
 /* NULL from operation_wait and sandbox_when_running: too many are waiting already (ERROR_CAPACITY).
  *
- * Calls back once when the operation has finished or after wait_ms; at once (not inside the call) when it has
- * finished already. Returns a handle for operation_wait_cancel. The operation pointer given is valid in the
+ * Calls back once when the operation's end is durable or after wait_ms; at once (not inside the call) when it
+ * is already. Returns a handle for operation_wait_cancel. The operation pointer given is valid in the
  * call; it may be NULL when it was forgotten meanwhile. */
 struct operation_wait;
 struct operation_wait *operation_wait(struct sandboxes *s, struct operation *op, unsigned wait_ms,

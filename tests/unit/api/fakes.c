@@ -365,6 +365,11 @@ json_t *operation_json(const struct operation *op)
                      op->finished ? op->result : NULL);
 }
 
+json_t *operation_durable_json(const struct operation *op)
+{
+    return operation_json(op);
+}
+
 const char *operation_id(const struct operation *op)
 {
     return op->id;
@@ -380,9 +385,19 @@ bool operation_finished(const struct operation *op)
     return op->finished;
 }
 
+bool operation_durable(const struct operation *op)
+{
+    return op->finished;
+}
+
 const char *operation_status(const struct operation *op)
 {
     return op->finished ? "succeeded" : "running";
+}
+
+const char *operation_durable_status(const struct operation *op)
+{
+    return operation_status(op);
 }
 
 const char *operation_kind(const struct operation *op)

@@ -1,6 +1,8 @@
 /* Waiting for operations and for sandboxes that can take a command. */
 #include "world.h"
 
+#include <sqlite3.h>
+
 struct answer {
     int count;
     int code;
@@ -75,6 +77,43 @@ static void test_operation(void **state)
     world_until(w, a.count);
     world_turns(w, 3);
     assert_int_equal(a.count, 1);
+}
+
+static void assert_reads(const struct operation *op, const char *status, bool finished)
+{
+    json_t *j = operation_durable_json(op);
+    assert_string_equal(json_string_value(json_object_get(j, "status")), status);
+    assert_string_equal(operation_durable_status(op), status);
+    assert_int_equal(json_is_string(json_object_get(j, "finished_at")), finished);
+    json_decref(j);
+}
+
+/* Another holds the database: the end cannot be written, so nobody is told of it; then it can. */
+static void test_operation_not_durable(void **state)
+{
+    struct world *w = *state;
+    struct answer a = {0};
+    struct answer soon = {0};
+    char op_id[ID_SIZE];
+    sqlite3 *other = NULL;
+    const char *id = world_running(w);
+    assert_false(world_verb(w, id, SANDBOX_PAUSE, op_id));
+    struct operation *op = operations_find(w->all, op_id);
+    assert_int_equal(sqlite3_open(w->path, &other), SQLITE_OK);
+    assert_int_equal(sqlite3_exec(other, "BEGIN IMMEDIATE", NULL, NULL, NULL), SQLITE_OK);
+    assert_non_null(operation_wait(w->all, op, 60000, on_operation, &a));
+    assert_non_null(operation_wait(w->all, op, 50, on_operation, &soon));
+    world_until(w, soon.count && operation_finished(op));
+    assert_int_equal(a.count, 0);
+    assert_string_equal(operation_status(op), "succeeded");
+    assert_reads(op, "running", false);
+    world_until(w, !store_healthy(w->store)); /* the commit has failed, and is tried again */
+    assert_int_equal(a.count, 0);
+    assert_reads(op, "running", false);
+    assert_int_equal(sqlite3_exec(other, "ROLLBACK", NULL, NULL, NULL), SQLITE_OK);
+    assert_int_equal(sqlite3_close(other), SQLITE_OK);
+    world_until(w, a.count);
+    assert_reads(op, "succeeded", true);
 }
 
 static void test_operation_that_takes_longer(void **state)
@@ -263,6 +302,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_operation, world_setup, world_teardown),
+        cmocka_unit_test_setup_teardown(test_operation_not_durable, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_operation_that_takes_longer, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_operation_wait_canceled, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_running, world_setup, world_teardown),
