@@ -45,6 +45,7 @@ void link_down(struct link *l)
 {
     bool was_up = l->up;
     l->up = false;
+    l->unanswered = false;
     l->placing.channel = 0;
     buf_consume(&l->rx, buf_len(&l->rx));
     proto_assembly_reset(&l->assembly);
@@ -83,6 +84,7 @@ static void synchronise(struct link *l, const struct proto_sync *s)
     ack.version = proto_version_choose(s->version_low, s->version_high);
     proto_sync_ack_put(record, &ack);
     (void)buf_append(&l->tx, record, sizeof(record));
+    l->unanswered = true;
     if (!ack.version)
         return;
     l->version = ack.version;
@@ -252,7 +254,7 @@ void link_read(struct link *l)
         if (l->more_input)
             return;
         ssize_t n = read_some(l);
-        if (n == 0)
+        if (n == 0 && !l->unanswered)
             link_down(l);
         if (n <= 0 && !(n < 0 && errno == EINTR))
             return;
@@ -280,6 +282,7 @@ bool link_write(struct link *l)
                          : write_some(l, buf_head(&l->tx), buf_len(&l->tx));
         if (n == 0)
             return false;
+        l->unanswered = false;
         if (!frame) {
             buf_consume(&l->tx, n);
             continue;

@@ -39,6 +39,7 @@ struct link {
     int fd; /* not owned */
     bool up;
     bool more_input;  /* stopped reading to let the output drain */
+    bool unanswered;  /* nothing was written since SYNC came: see link_read */
     uint16_t version; /* chosen for this epoch */
     uint32_t tag;
     struct buf rx;
@@ -58,7 +59,11 @@ int link_init(struct link *l, int fd, const struct link_ops *ops, void *arg);
 void link_finish(struct link *l);
 
 /* Reads and handles all there is, unless output is in the way (more_input is then set; link_write comes
- * first). */
+ * first).
+ *
+ * A virtio port reads as ended when no host is there, and the kernel may hear of a host after it has got the
+ * host's first bytes. So after a SYNC an end counts only when something could be written: until then the
+ * answer waits for the host, or for the SYNC of another. */
 void link_read(struct link *l);
 
 /* Handles bytes that came in. Returns how many were settled. For link_read and for tests. */

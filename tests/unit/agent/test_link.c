@@ -544,6 +544,27 @@ static void the_host_goes_away(void **state)
     end(&w);
 }
 
+/* The guest's kernel may give the host's first bytes before it knows of a host: the port reads as ended. */
+static void an_end_before_the_answer(void **state)
+{
+    (void)state;
+    struct world w;
+    begin(&w);
+    put_sync(&w, 5, 1, 1);
+    assert_true(buf_write(&w.out, w.host) > 0);
+    (void)shutdown(w.host, SHUT_WR);
+    link_read(&w.link);
+    link_read(&w.link);
+    assert_int_equal(w.downs, 0);
+    assert_true(w.link.up);
+    pass(&w);
+    assert_int_equal(acked(&w, 5), 1);
+    link_read(&w.link); /* now it is one */
+    assert_int_equal(w.downs, 1);
+    assert_false(w.link.up);
+    end(&w);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -564,6 +585,7 @@ int main(void)
         cmocka_unit_test(placed_data_of_a_host_that_goes),
         cmocka_unit_test(placed_data_that_is_refused),
         cmocka_unit_test(the_host_goes_away),
+        cmocka_unit_test(an_end_before_the_answer),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
