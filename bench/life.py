@@ -108,7 +108,7 @@ class Life:
         for memory in (256, 2048):
             sb = self.with_dirty(10, resources={"memory_mib": memory})
             gaps, usual = [], []
-            for _ in range(max(5, self.runs // 4)):
+            for _ in range(max(5, self.runs // 2)):
                 quiet, gap = self.gap_of_a_fork(sb)
                 gaps.append(gap)
                 usual.append(quiet)

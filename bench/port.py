@@ -11,7 +11,7 @@ from harness import server
 from harness.wait import until
 from table import OWN, PLAIN, Figure, median
 
-ROUNDS = 5
+ROUNDS = 10
 PORT = 8080
 AT_ONCE = 16
 COUNTS = {1: 1000, AT_ONCE: 4000}

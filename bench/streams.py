@@ -11,7 +11,7 @@ from table import AGENT, Figure, against, median, milliseconds
 
 READERS = 8
 BYTES = 512 << 20
-ROUNDS = 3
+ROUNDS = 5
 IDLE_SANDBOXES = 20
 IDLE_EACH = 100
 PROTOCOL = "space.attach.v1"
