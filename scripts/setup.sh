@@ -12,7 +12,7 @@ build=(gcc libc6-dev make pkg-config\|pkgconf meson ninja-build libmicrohttpd-de
 runtime=(qemu-system-x86 mmdebstrap busybox-static "e2fsprogs" btrfs-progs nftables iproute2 kmod cpio
     ca-certificates curl python3 util-linux zstd xz-utils)
 bench=(wrk)
-dev=(clang clang-tidy clang-format llvm valgrind mandoc git vim less tmux htop)
+dev=(clang clang-tidy clang-format llvm valgrind mandoc git xfsprogs vim less tmux htop)
 
 want=("${build[@]}" "${runtime[@]}")
 for arg in "$@"; do

@@ -1,5 +1,6 @@
 """Where disks and images are: on the state directory's own file system where that shares extents, else in an image."""
 import os
+import shutil
 
 from harness import disk, host, server
 from harness.api import Sandbox
@@ -50,16 +51,25 @@ class Pool(SpaceTest):
         self.until(lambda: not any(host.listing(self.pool(name)) for name in ("sandboxes", "snapshots", "trash")),
                    "an empty pool")
 
-    @limit(300)
-    def test_a_state_directory_on_btrfs(self):
-        top = disk.mounted(self, ["mkfs.btrfs", "-q"], 3000 << 20)
-        self.start(os.path.join(top, "state"))
-        self.assertIn("pool kind=btrfs ", self.server.log())
+    def shared(self, kind, mkfs):
+        """On a file system that shares extents nothing else is mounted."""
+        self.start(os.path.join(disk.mounted(self, mkfs, 3000 << 20), "state"))
+        self.assertIn(f"pool kind={kind} ", self.server.log())
         self.assertEqual((host.loops(self.server.state_dir), host.mounts(self.server.state_dir)), ([], []))
         self.live()
         self.server.kill()
         self.server.start()
         self.assertEqual(self.sandbox().sh("echo again"), "again\n")
+
+    @limit(300)
+    def test_a_state_directory_on_btrfs(self):
+        self.shared("btrfs", ["mkfs.btrfs", "-q"])
+
+    @limit(300)
+    def test_a_state_directory_on_xfs(self):
+        if not shutil.which("mkfs.xfs"):
+            self.skipTest("mkfs.xfs is not installed: scripts/setup.sh --dev")
+        self.shared("xfs", ["mkfs.xfs", "-q"])
 
     @limit(300)
     def test_a_state_directory_that_shares_nothing(self):
