@@ -16,6 +16,7 @@ static void free_guest(struct guest *g)
 {
     guest_link_finish(g);
     loop_timer_stop(&g->linger);
+    loop_timer_stop(&g->stdin_late);
     loop_defer_cancel(g->loop, &g->flush);
     buf_finish(&g->rx);
     buf_finish(&g->tx);
@@ -175,6 +176,7 @@ int guest_create(struct loop *l, const struct guest_config *config, const struct
     buf_init(&g->tx, GUEST_TX_MAX);
     proto_assembly_init(&g->assembly);
     guest_quiesce_init(g);
+    guest_deadlines_init(g);
     loop_timer_init(l, &g->linger, on_linger, g);
     int r = g->socket_path && g->sandbox_id ? guest_link_start(g, err)
                                             : error_set(err, ERROR_NO_MEMORY, "no memory for a guest");
@@ -205,6 +207,7 @@ void guest_destroy(struct guest *g)
     DL_FOREACH_SAFE(g->processes, p, next_process)
     {
         loop_timer_stop(&p->late);
+        loop_timer_stop(&p->overdue);
         p->g = NULL;
     }
     DL_FOREACH_SAFE(g->files, f, next_file)
@@ -535,6 +538,7 @@ void guest_link_gone(struct guest *g, const struct error *why)
     (void)error_set(&e, ERROR_UNAVAILABLE, "the connection to the guest was lost: %s", why->message);
     g->late = 0;
     g->ping = g->stdin_ping = 0;
+    guest_stdin_answered(g);
     guest_quiesce_link_gone(g);
     guest_identify_link_gone(g);
     DL_FOREACH(g->processes, p)

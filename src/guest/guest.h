@@ -137,8 +137,11 @@ struct guest_process_events {
     void (*exited)(void *arg, const struct guest_result *result);
     /* More stdin may be given (guest_process_stdin took less than offered before). */
     void (*stdin_room)(void *arg);
-    /* After guest_process_stdin_ask: the agent has the stdin before this mark. NULL: nobody asks. */
+    /* The agent has the stdin before this mark, which it tells by itself now and then, and when
+     * guest_process_stdin_ask has asked. NULL: nobody wants to know. */
     void (*stdin_arrived)(void *arg, uint64_t mark);
+    /* It was asked, and has not answered for a long time though it is alive; the question stands. */
+    void (*stdin_silent)(void *arg);
 };
 
 /* Starts a process. Refusals by the guest arrive as exited with START_FAILED. The object lives until
@@ -147,9 +150,9 @@ int guest_process_start(struct guest *g, const struct guest_exec *exec,
                         const struct guest_process_events *events, void *arg, struct guest_process **ret,
                         struct error *err);
 
-/* Takes up a process that an earlier daemon started: output continues at these offsets, stdin at
- * stdin_offset as the agent reports it. If the agent does not know the id, exited is called with
- * START_FAILED and message "unknown process". Call before `ready` or at any time. */
+/* Takes up a process that an earlier daemon started: output continues at these offsets, stdin where the agent
+ * reports (guest_process_stdin_account, from `started` on). If the agent does not know the id, exited is
+ * called with START_FAILED and message "unknown process". Call before `ready` or at any time. */
 int guest_process_adopt(struct guest *g, const char *process_id, uint64_t stdout_offset,
                         uint64_t stderr_offset, const struct guest_process_events *events, void *arg,
                         struct guest_process **ret, struct error *err);
@@ -170,6 +173,22 @@ void guest_process_stdin_close(struct guest_process *p);
  * the owner's release comes first; a link that breaks only delays it. What has arrived outlives this program.
  */
 bool guest_process_stdin_ask(struct guest_process *p, uint64_t *ret_mark);
+
+/* stdin by its offsets, from the process's start on; known once `started` was called. */
+struct guest_stdin {
+    uint64_t taken; /* what the agent has, by its own word: outlives this program and its link */
+    uint64_t sent;
+    uint64_t end; /* what guest_process_stdin took; once the process has ended: nothing of use */
+};
+void guest_process_stdin_account(const struct guest_process *p, struct guest_stdin *ret);
+
+/* What lies between `taken` and `end`. Valid until the next call. */
+size_t guest_process_untaken(const struct guest_process *p, const void **ret);
+
+/* The process ends within this time of the guest's, says who has asked for a time limit: an agent that does
+ * not tell its end by then and a good while longer is asked anew over a new link, and then given up (lost,
+ * final). Time in which the guest is held does not count. Call once, after start or adopt. */
+void guest_process_ends_within(struct guest_process *p, uint64_t ms);
 
 /* What was taken of stdin and has not been sent yet, and whether its end has not: lost with the object, so an
  * owner who will take the process up again elsewhere gives it again there. Valid until the next call. */

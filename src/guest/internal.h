@@ -76,10 +76,17 @@ struct guest_process {
     bool is_late;
     struct buf in; /* stdin from in_base on */
     uint64_t in_base, in_sent, in_limit;
+    uint64_t in_has; /* the agent has so much, by WINDOW, STARTED or PONG: not before in_base */
     bool in_fin, in_fin_sent, in_short;
-    uint64_t in_arrived; /* marks of stdin (an offset, and one for its end): the agent has it so far, */
-    uint64_t in_asked;   /* the owner wants to hear of that much, */
-    uint64_t in_pinged;  /* this will have arrived with the PONG that is awaited; 0: not asked about */
+    uint64_t in_arrived;       /* marks of stdin (an offset, and one for its end): the agent has it so far, */
+    uint64_t in_asked;         /* the owner wants to hear of that much, */
+    uint64_t in_pinged;        /* this will have arrived with the PONG that is awaited; 0: not asked about */
+    bool in_silent;            /* its owner is to be told that the PONG does not come */
+    struct loop_timer overdue; /* its end must have come by then; */
+    int64_t overdue_left;      /* ms: held while there was so much left */
+    bool overdue_told;         /* it has not, and the link was made anew for that */
+    unsigned overdue_rounds;   /* it was waited for longer, as output still came: */
+    uint64_t overdue_had;      /* so much then */
 };
 
 enum guest_file_kind { GUEST_FILE_READS, GUEST_FILE_WRITES, GUEST_FILE_LISTS, GUEST_FILE_WATCHES };
@@ -139,7 +146,8 @@ struct guest {
     int fd; /* owned */
     struct loop_fd watch;
     struct loop_timer retry, deadline, alive;
-    struct loop_timer quiesce; /* while one is under way: the latest time for its answer */
+    struct loop_timer stdin_late; /* the latest time for the answer to stdin_ping */
+    struct loop_timer quiesce;    /* while one is under way: the latest time for its answer */
     struct loop_deferred flush;
     struct loop_timer linger; /* the last moment for what was sent in its own time: */
     size_t lingering;         /* so many bytes of tx, which may wait for company until then */
@@ -207,6 +215,8 @@ int guest_link_start(struct guest *g, struct error *err);
 void guest_link_finish(struct guest *g);
 /* Writes what is queued as far as the socket takes it. */
 void guest_link_flush(struct guest *g);
+/* No more connection is tried; tells. */
+void guest_link_give_up(struct guest *g, const struct error *why);
 /* The link broke: tells, and connects again unless it is final. */
 void guest_link_break(struct guest *g, const struct error *why);
 /* Handles n bytes at p as if they had come in; for the socket and for tests. */
@@ -214,6 +224,14 @@ size_t guest_link_input(struct guest *g, const unsigned char *p, size_t n);
 
 /* Sends it for a call that exists. */
 void guest_call_send(struct guest *g, struct call *c, uint8_t type, uint32_t channel, struct buf *body);
+
+/* deadline.c */
+void guest_deadlines_init(struct guest *g);
+void guest_deadline_init(struct guest_process *p);
+void guest_deadlines_hold(struct guest *g, bool held);
+/* stdin_ping is out; was answered, or is of no use any more. */
+void guest_stdin_awaited(struct guest *g);
+void guest_stdin_answered(struct guest *g);
 
 /* identify.c */
 /* Whether the PONG was one that is waited for. */

@@ -82,8 +82,10 @@ static bool too_many_breaks(struct guest *g)
     return oldest && now - oldest < GUEST_BREAKS_MS * CLOCK_NS_PER_MS;
 }
 
-static void give_up(struct guest *g, const struct error *why)
+void guest_link_give_up(struct guest *g, const struct error *why)
 {
+    if (g->link == LINK_FINAL || g->destroyed)
+        return;
     close_socket(g);
     link_set(g, LINK_FINAL);
     loop_timer_stop(&g->deadline);
@@ -99,7 +101,7 @@ void guest_link_break(struct guest *g, const struct error *why)
     if (g->link == LINK_FINAL || g->destroyed)
         return;
     if (copy.code == ERROR_PROTOCOL && too_many_breaks(g)) {
-        give_up(g, &copy);
+        guest_link_give_up(g, &copy);
         return;
     }
     close_socket(g);
@@ -165,7 +167,7 @@ static size_t input_sync(struct guest *g, const unsigned char *p, size_t n)
     (void)error_set(&e, ERROR_UNSUPPORTED,
                     "the guest's agent does not speak versions %d to %d of the protocol",
                     PROTO_VERSION_LOWEST, PROTO_VERSION);
-    give_up(g, &e);
+    guest_link_give_up(g, &e);
     return used;
 }
 
@@ -398,7 +400,7 @@ static void on_deadline(struct loop_timer *t)
     unsigned ms = g->was_ready ? g->lost_timeout_ms : g->ready_timeout_ms;
     (void)error_set(&e, ERROR_UNAVAILABLE, "the guest's agent has not answered within %u ms", ms);
     guest_enter(g);
-    give_up(g, &e);
+    guest_link_give_up(g, &e);
     guest_leave(g);
 }
 
@@ -450,6 +452,7 @@ void guest_hold(struct guest *g, bool held)
     if (g->held == held || g->destroyed)
         return;
     g->held = held;
+    guest_deadlines_hold(g, held);
     if (held) {
         loop_timer_stop(&g->deadline);
         loop_timer_stop(&g->alive);

@@ -47,6 +47,7 @@ static struct guest_process *create(struct guest *g, const char *id,
         p->step[i] = TELL_MIN;
     }
     loop_timer_init(g->loop, &p->late, on_late, p);
+    guest_deadline_init(p);
     DL_APPEND(g->processes, p);
     g->process_count++;
     guest_flush_later(g);
@@ -56,6 +57,7 @@ static struct guest_process *create(struct guest *g, const char *id,
 void guest_process_free(struct guest_process *p)
 {
     loop_timer_stop(&p->late);
+    loop_timer_stop(&p->overdue);
     buf_finish(&p->exec);
     buf_finish(&p->in);
     free(p);
@@ -316,6 +318,7 @@ bool guest_process_stdin_ask(struct guest_process *p, uint64_t *ret_mark)
     if (!p->g || p->ended || wanted <= p->in_arrived)
         return false;
     p->in_asked = wanted;
+    guest_stdin_awaited(p->g); /* one who asks again waits as long again */
     *ret_mark = wanted;
     guest_flush_later(p->g);
     return true;
@@ -323,12 +326,29 @@ bool guest_process_stdin_ask(struct guest_process *p, uint64_t *ret_mark)
 
 static void arrived(struct guest_process *p, uint64_t at)
 {
+    uint64_t end = p->in_base + buf_len(&p->in);
     if (!p->g || at <= p->in_arrived) /* a callback before this one may have released it */
         return;
-    bool waits = p->in_asked > p->in_arrived;
     p->in_arrived = at;
-    if (waits && p->events.stdin_arrived)
+    p->in_has = at < end ? at : end; /* the mark may count the end of stdin */
+    if (p->events.stdin_arrived)
         p->events.stdin_arrived(p->arg, at);
+}
+
+void guest_process_stdin_account(const struct guest_process *p, struct guest_stdin *ret)
+{
+    ret->taken = p->in_has;
+    ret->sent = p->in_sent;
+    ret->end = p->in_base + buf_len(&p->in);
+}
+
+size_t guest_process_untaken(const struct guest_process *p, const void **ret)
+{
+    *ret = NULL;
+    if (p->ended || buf_len(&p->in) == 0)
+        return 0;
+    *ret = buf_head(&p->in) + (p->in_has - p->in_base);
+    return (size_t)(p->in_base + buf_len(&p->in) - p->in_has);
 }
 
 /* The agent tells by itself of large amounts only. It takes frames in order, so with the answer to a PING it
@@ -355,6 +375,7 @@ void guest_stdin_ask(struct guest *g)
     (void)proto_put_u64(&body, PROTO_F_TOKEN, g->stdin_ping);
     if (!guest_send(g, PROTO_PING, 0, &body))
         g->stdin_ping = 0;
+    guest_stdin_awaited(g);
     buf_finish(&body);
 }
 
@@ -363,6 +384,7 @@ bool guest_stdin_pong(struct guest *g, const struct proto_fields *f)
     if (!g->stdin_ping || proto_get_u64(f, PROTO_F_TOKEN, 0) != g->stdin_ping)
         return false;
     g->stdin_ping = 0;
+    guest_stdin_answered(g);
     for (struct guest_process *p = g->processes; p && !g->destroyed;) {
         uint64_t at = p->in_pinged;
         p->in_pinged = 0;
@@ -423,6 +445,7 @@ void guest_process_release(struct guest_process *p)
             (int64_t)(credit < INT32_MAX ? credit : INT32_MAX) * (PROTO_OVERHEAD + PROTO_DATA_PRELUDE + 1);
     }
     loop_timer_stop(&p->late);
+    loop_timer_stop(&p->overdue);
     DL_DELETE(g->processes, p);
     g->process_count--;
     p->g = NULL;
@@ -470,15 +493,14 @@ static int on_started(struct guest_process *p, const struct proto_fields *f, con
         *ret_why = "a second start of a process";
         return -1;
     }
-    if (p->known && !p->told_started)
+    if (p->known && !p->told_started && has <= INT64_MAX)
         p->in_base = p->in_sent = has; /* taken up: what is here comes after what an earlier daemon sent */
-    if (has < p->in_base || has > p->in_base + buf_len(&p->in) || limit < has ||
-        limit - has > STDIN_CREDIT_MAX) {
+    if (has < p->in_has || has > p->in_sent || limit < has || limit - has > STDIN_CREDIT_MAX) {
         *ret_why = "an account of stdin that cannot be";
         return -1;
     }
     buf_consume(&p->in, (size_t)(has - p->in_base));
-    p->in_base = p->in_sent = has;
+    p->in_base = p->in_sent = p->in_has = has;
     p->in_limit = limit;
     p->attached = p->known = p->told_started = true;
     buf_finish(&p->exec);
@@ -567,6 +589,7 @@ static int on_result(struct guest_process *p, const struct proto_fields *f, cons
     result.stdout_bytes = p->received[0];
     result.stderr_bytes = p->received[1];
     p->ended = true;
+    loop_timer_stop(&p->overdue);
     buf_finish(&p->exec);
     buf_finish(&p->in);
     p->events.exited(p->arg, &result);

@@ -25,6 +25,7 @@ struct world {
     size_t last_n;
     struct guest_conn *conn;
     uint64_t at[2], came, taken;
+    uint64_t had; /* of stdin, by the guest's word */
     unsigned exited, answered, opened, ended, closed;
 };
 
@@ -164,10 +165,30 @@ static void on_closed(void *arg, const struct error *err)
         abort();
 }
 
+/* Whatever the guest says: it has what was sent at most, and does not give it back. */
+static void check_stdin(struct world *w)
+{
+    struct guest_stdin a;
+    guest_process_stdin_account(w->p, &a);
+    if (w->exited)
+        return;
+    if (a.taken < w->had || a.taken > a.sent || a.sent > a.end || a.end != 10)
+        abort();
+    w->had = a.taken;
+}
+
+static void on_arrived(void *arg, uint64_t mark)
+{
+    struct world *w = arg;
+    if (mark > 10)
+        abort();
+    check_stdin(w);
+}
+
 static void begin(struct world *w, struct loop *l)
 {
     static const struct guest_events events = {on_ready, on_lost};
-    static const struct guest_process_events process = {NULL, on_output, on_exited, NULL, NULL};
+    static const struct guest_process_events process = {NULL, on_output, on_exited, NULL, on_arrived, NULL};
     static const struct guest_read_events reads = {NULL, on_data, on_done};
     static const struct guest_write_events writes = {NULL, on_written};
     static const struct guest_conn_events conn = {on_opened, on_came, on_end, NULL, on_closed};
@@ -225,6 +246,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         data += 5 + length;
         size -= 5 + length;
         guest_process_pump(w.p);
+        check_stdin(&w);
         guest_file_pump(w.write);
         guest_file_pump(w.read);
         guest_file_pump(w.list);

@@ -40,6 +40,7 @@ struct liar {
     uint32_t other; /* the channel of what is put next; 0: the first */
     uint64_t mark;  /* of stdin that has arrived */
     unsigned marks;
+    unsigned silences; /* of an agent that was asked for it */
 };
 
 static void on_ready(struct guest *g, void *arg)
@@ -206,9 +207,15 @@ static void on_arrived(void *arg, uint64_t mark)
     l->marks++;
 }
 
+static void on_stdin_silent(void *arg)
+{
+    ((struct liar *)arg)->silences++;
+}
+
 static void start_process(struct liar *l)
 {
-    static const struct guest_process_events events = {NULL, on_output, on_exited, NULL, on_arrived};
+    static const struct guest_process_events events = {NULL, on_output,  on_exited,
+                                                       NULL, on_arrived, on_stdin_silent};
     struct guest_exec x = {.argv = (const char *const[]){"true", NULL}, .stdin_open = true};
     struct error e = ERROR_INIT;
     id_new("pr", x.process_id);
@@ -709,6 +716,157 @@ static void give_stdin(struct liar *l, size_t n)
     }
 }
 
+/* Answers the PINGs that have come, and so is alive; for so long, or until a count is reached. */
+static bool stay_alive(struct liar *l, int64_t ms, const unsigned *count, unsigned at_least)
+{
+    int64_t limit = clock_mono_ns() + ms * CLOCK_NS_PER_MS;
+    struct proto_frame f;
+    struct proto_fields fields;
+    const char *why;
+    while (clock_mono_ns() < limit && !(count && *count >= at_least)) {
+        turn(l);
+        while (proto_frame_parse(buf_head(&l->in), buf_len(&l->in), l->tag, PROTO_FROM_HOST, PROTO_UP, &f,
+                                 &why) == PROTO_WHOLE) {
+            if (f.type == PROTO_PING &&
+                proto_fields_check(proto_message(f.type), f.payload, f.length, &fields, &why) == 0)
+                put_pong_to(l, proto_get_u64(&fields, PROTO_F_TOKEN, 0));
+            buf_consume(&l->in, f.length + PROTO_OVERHEAD);
+        }
+        flush(l);
+    }
+    return count && *count >= at_least;
+}
+
+static void meet_process(struct liar *l, unsigned lost_ms)
+{
+    begin(l, 0, lost_ms);
+    greet(l);
+    start_process(l);
+    for (int k = 0; k < 3; k++)
+        turn(l);
+    put_started(l, 0, 65536);
+    flush(l);
+}
+
+/* An agent that says nothing of the stdin that it is asked for, but lives: who asked hears of it, the link
+ * stands, and a late answer is one. */
+static void silence_about_stdin_is_told(void **state)
+{
+    (void)state;
+    struct liar l;
+    uint64_t mark = 0, input = 0, token, at = 0;
+    bool fin = false;
+    meet_process(&l, 300);
+    give_stdin(&l, 10);
+    assert_true(guest_process_stdin_ask(l.p, &mark));
+    token = next_ping(&l, &input, &fin);
+    assert_true(token != 0 && input == 10);
+    int64_t before = clock_mono_ns(), limit = before + 10 * CLOCK_NS_PER_S;
+    while (l.silences == 0 && clock_mono_ns() < limit) {
+        put_data(&l, 1, 1, at++, 1); /* it is alive */
+        flush(&l);
+        turn(&l);
+    }
+    assert_true(clock_mono_ns() - before > 1000 * CLOCK_NS_PER_MS);
+    assert_true(l.silences == 1 && l.lost == 0 && l.mark == 0);
+    struct guest_stdin a;
+    guest_process_stdin_account(l.p, &a);
+    assert_true(a.taken == 0 && a.sent == 10 && a.end == 10);
+    put_pong_to(&l, token);
+    flush(&l);
+    for (int k = 0; k < 50 && l.mark == 0; k++)
+        turn(&l);
+    assert_int_equal(l.mark, 10);
+    guest_process_stdin_account(l.p, &a);
+    assert_true(a.taken == 10 && a.end == 10);
+    assert_int_equal(l.lost, 0);
+    guest_process_release(l.p);
+    end(&l);
+}
+
+/* What the agent has said to have it cannot give back, nor have what was not sent yet. */
+static void stdin_is_not_taken_back(void **state)
+{
+    (void)state;
+    struct liar l;
+    uint64_t mark = 0, input = 0;
+    bool fin = false;
+    for (int lie = 0; lie < 2; lie++) {
+        meet_process(&l, 60000);
+        give_stdin(&l, 60000);
+        assert_true(guest_process_stdin_ask(l.p, &mark));
+        put_pong_to(&l, next_ping(&l, &input, &fin));
+        flush(&l);
+        for (int k = 0; k < 50 && l.mark == 0; k++)
+            turn(&l);
+        assert_int_equal(l.mark, 60000);
+        (void)shutdown(l.fd, SHUT_RDWR);
+        assert_true(until(&l, &l.lost, 1));
+        if (lie)
+            give_stdin(&l, 10); /* waits for the link */
+        greet(&l);
+        put_started(&l, lie ? 60005 : 59999, 70000);
+        flush(&l);
+        assert_true(until(&l, &l.lost, 2));
+        assert_int_equal(l.code, ERROR_PROTOCOL);
+        guest_process_release(l.p);
+        end(&l);
+    }
+}
+
+/* The end of a command whose time is over does not come: the agent is asked over a new link, where it comes
+ * again if it was lost. */
+static void a_lost_end_comes_again(void **state)
+{
+    (void)state;
+    struct liar l;
+    meet_process(&l, 100);
+    guest_process_ends_within(l.p, 50);
+    guest_hold(l.g, true);
+    (void)stay_alive(&l, 2000, &l.lost, 1);
+    assert_int_equal(l.lost, 0); /* no time has passed for the guest */
+    guest_hold(l.g, false);
+    assert_true(stay_alive(&l, 10000, &l.lost, 1));
+    assert_non_null(strstr(l.why, "whose time is over"));
+    greet(&l);
+    put_started(&l, 0, 65536);
+    put_exit(&l, PROTO_REASON_TIMEOUT, 0);
+    flush(&l);
+    assert_true(until(&l, &l.exited, 1));
+    assert_int_equal(l.finals, 0);
+    guest_process_release(l.p);
+    end(&l);
+}
+
+/* It does not come over that one either: the guest is given up, and no result is made up. Before that, as
+ * long as the end may be waiting behind output for which there is no room here, nothing is done. */
+static void an_end_that_never_comes_is_final(void **state)
+{
+    (void)state;
+    struct liar l;
+    meet_process(&l, 100);
+    guest_process_ends_within(l.p, 50);
+    for (int i = 0; i < 4; i++)
+        put_data(&l, 1, 1, (uint64_t)i * 60000, 60000);
+    put_data(&l, 1, 1, 240000, 262144 - 240000);
+    flush(&l);
+    (void)stay_alive(&l, 3000, &l.lost, 1);
+    assert_true(l.got == 262144 && l.lost == 0);
+    guest_process_taken(l.p, GUEST_STDOUT, l.got, 1 << 20);
+    assert_true(stay_alive(&l, 10000, &l.lost, 1));
+    greet(&l);
+    put_started(&l, 0, 65536);
+    flush(&l);
+    int64_t before = clock_mono_ns();
+    assert_true(stay_alive(&l, 20000, &l.finals, 1));
+    assert_true(clock_mono_ns() - before > 4000 * CLOCK_NS_PER_MS);
+    assert_int_equal(l.code, ERROR_UNAVAILABLE);
+    assert_non_null(strstr(l.why, "whose time is over"));
+    assert_int_equal(l.exited, 0);
+    guest_process_release(l.p);
+    end(&l);
+}
+
 /* That stdin has arrived is told when the agent has it, not when it has left: to the byte, and its end. */
 static void arrived_is_what_the_agent_has(void **state)
 {
@@ -910,6 +1068,10 @@ int main(void)
         cmocka_unit_test(a_result_is_told_once),
         cmocka_unit_test(a_release_waits_for_company),
         cmocka_unit_test(arrived_is_what_the_agent_has),
+        cmocka_unit_test(silence_about_stdin_is_told),
+        cmocka_unit_test(stdin_is_not_taken_back),
+        cmocka_unit_test(a_lost_end_comes_again),
+        cmocka_unit_test(an_end_that_never_comes_is_final),
         cmocka_unit_test(destroyed_from_a_callback),
         cmocka_unit_test(late_bytes_are_bounded),
         cmocka_unit_test(fast_output_is_acknowledged_in_large_steps),
