@@ -195,11 +195,11 @@ static const struct {
      "'oom_killed','start_failed','sandbox_gone']},'exit_code':" INTEGER_OR_NULL ",'signal':" STRING_OR_NULL
      ",'message':" STRING_OR_NULL ",'stdout_bytes':" INTEGER ",'stderr_bytes':" INTEGER ",'cpu_ms':" INTEGER
      ",'max_rss_bytes':" INTEGER "}}"},
-    {"Process",
-     "{'type':'object','required':['id','argv','state','result'],'properties':{'id':" STRING
-     ",'argv':" STRING_LIST
-     ",'state':{'type':'string','enum':['created','running','exited']},'pid':" INTEGER_OR_NULL
-     ",'started_at':" TIME_OR_NULL ",'finished_at':" TIME_OR_NULL ",'result':" REF("ProcessResult") "}}"},
+    {"Process", "{'type':'object','required':['id','argv','state','result'],'properties':{'id':" STRING
+                ",'argv':" STRING_LIST
+                ",'state':{'type':'string','enum':['created','running','exited']},'pid':" INTEGER_OR_NULL
+                ",'started_at':" TIME_OR_NULL ",'finished_at':" TIME_OR_NULL
+                ",'result':" REF("ProcessResult") ",'stdin_offset':" INTEGER_OR_NULL "}}"},
     {"ProcessList", LIST("Process")},
     {"SignalRequest",
      "{'type':'object','additionalProperties':false,'required':['signal'],'properties':{'signal':" STRING

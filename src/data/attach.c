@@ -7,6 +7,7 @@
 #include "base/cleanup.h"
 #include "base/log.h"
 #include "base/str.h"
+#include "data/attach_msg.h"
 
 #define PROTOCOL "space.attach.v1"
 #define TOKEN_MAX 256
@@ -80,21 +81,28 @@ static void on_result(void *arg, const json_t *result)
 static json_t *farewell_json(const struct attach *a, const char *type)
 {
     AUTO_FREE char *path = str_printf("/v1/attach/%s", a->session_id);
-    return json_pack("{ss ss ss sI sI ss}", "type", type, "sandbox_id", a->call.sandbox_id, "session_id",
-                     a->session_id, "stdout_offset",
-                     (json_int_t)process_reader_offset(a->reader, GUEST_STDOUT), "stderr_offset",
-                     (json_int_t)process_reader_offset(a->reader, GUEST_STDERR), "attach", path ? path : "");
+    bool places = a->place.stated && process_stdin_known(a->process); /* after a rollback it is not */
+    return json_pack(
+        "{ss ss ss sI sI so* ss}", "type", type, "sandbox_id", a->call.sandbox_id, "session_id",
+        a->session_id, "stdout_offset", (json_int_t)process_reader_offset(a->reader, GUEST_STDOUT),
+        "stderr_offset", (json_int_t)process_reader_offset(a->reader, GUEST_STDERR), "stdin_offset",
+        places ? json_integer((json_int_t)process_stdin_end(a->process)) : NULL, "attach", path ? path : "");
 }
 
-/* What was taken from the client and not by the process yet. */
-static void leave_input(struct attach *a)
+void attach_leave_input(struct attach *a)
 {
+    struct attach_place *w = &a->place;
     size_t n = buf_len(&a->input);
     if (n == 0)
         return;
-    process_stdin_keep(a->process, buf_head(&a->input), n);
+    if (w->stated)
+        process_stdin_keep_at(a->process, w->writer, w->at - n, buf_head(&a->input), n);
+    else
+        process_stdin_keep(a->process, buf_head(&a->input), n);
     buf_consume(&a->input, n);
-    if (a->input_closed)
+    if (a->input_closed && w->stated)
+        (void)process_stdin_close_at(a->process, w->writer, w->at, NULL);
+    else if (a->input_closed)
         (void)process_stdin_close(a->process, NULL);
 }
 
@@ -106,7 +114,7 @@ static void on_interrupted(void *arg, const char *reason, const char *message)
         return;
     }
     if (str_eq(reason, PROCESS_SUSPENDED))
-        leave_input(a);
+        attach_leave_input(a);
     give_event(a, farewell_json(a, reason));
     end(a, ATTACH_END_LATER, message);
 }
@@ -118,6 +126,14 @@ static void on_stdin_room(void *arg)
         a->wire->stdin_room(a);
 }
 
+static void on_stdin_arrived(void *arg, uint64_t mark)
+{
+    struct attach *a = arg;
+    (void)mark;
+    if (a->wire->stdin_arrived)
+        a->wire->stdin_arrived(a);
+}
+
 static const struct process_reader_events reader_events = {
     .started = on_started,
     .gap = on_gap,
@@ -125,6 +141,7 @@ static const struct process_reader_events reader_events = {
     .result = on_result,
     .interrupted = on_interrupted,
     .stdin_room = on_stdin_room,
+    .stdin_arrived = on_stdin_arrived,
 };
 
 /* --- the request --- */
@@ -134,6 +151,7 @@ static void release(struct data_call *c, bool aborted)
     struct attach *a = (struct attach *)c;
     log_end(a, aborted ? "the client has left" : "the server ends");
     loop_timer_stop(&a->ping);
+    loop_timer_stop(&a->place.timer);
     process_reader_close(TAKE(a->reader));
     buf_finish(&a->input);
     buf_finish(&a->lines);
@@ -168,7 +186,7 @@ void attach_left(struct attach *a, const char *why)
     log_end(a, why);
     if (!a->reader || process_state(a->process) == PROCESS_EXITED)
         return;
-    leave_input(a);
+    attach_leave_input(a);
     if (!has_other_writer(a))
         process_detached(a->process);
 }
@@ -177,15 +195,31 @@ static void take_over(const struct attach *a)
 {
     struct attach *other;
     while ((other = next_attached(a, a->call.d->calls))) {
-        leave_input(other);
+        attach_leave_input(other);
         end(other, ATTACH_END_TAKEN, "taken over"); /* which closes its reader */
     }
+}
+
+/* A place that is known to be wrong is refused here; one that is not known yet may turn out to be later. */
+static int check_place(struct attach *a, struct error *err)
+{
+    size_t taken;
+    struct process *p = a->process;
+    if (!a->place.stated || process_state(p) == PROCESS_EXITED)
+        return 0;
+    uint64_t at = a->place.end ? process_stdin_end(p) : a->place.at;
+    int rc = process_stdin_at(p, a->place.writer, at, NULL, 0, &taken, err);
+    if (rc < 0 && process_has_stdin(p))
+        data_add_header_u64(a->call.r, "X-Space-Stdin-Offset", process_stdin_end(p));
+    return rc;
 }
 
 static void follow(struct attach *a)
 {
     struct error err = ERROR_INIT;
     int rc = process_start(a->process, &err);
+    if (rc == 0)
+        rc = check_place(a, &err);
     if (rc == 0)
         rc = process_reader_open(a->process, a->offset[0], a->offset[1], &reader_events, a, &a->reader, &err);
     if (rc < 0) {
@@ -267,6 +301,33 @@ static const struct attach_wire *choose_wire(struct http_request *r, struct erro
     return NULL;
 }
 
+static int read_writer(struct http_request *r, struct attach *a, struct error *err)
+{
+    const char *name = http_query(r, "stdin_writer");
+    bool plain = attach_writer_valid(name ? name : http_param(r, "session"));
+    if (name && !a->place.stated)
+        return error_field(err, ERROR_INVALID, "stdin_writer", "stdin_writer goes with stdin_offset");
+    if (!plain)
+        return error_field(err, ERROR_INVALID, "stdin_writer",
+                           "stdin_writer is 1 to %d letters, digits, '-' or '_'", PROCESS_WRITER_MAX);
+    /* Without a name of its own a client goes by its session: whoever comes back with that is the same. */
+    (void)str_copy(a->place.writer, sizeof(a->place.writer), name ? name : http_param(r, "session"));
+    return 0;
+}
+
+static int read_place(struct http_request *r, struct attach *a, struct error *err)
+{
+    const char *offset = http_query(r, "stdin_offset");
+    a->place.stated = offset != NULL;
+    a->place.end = offset && str_eq(offset, "end");
+    int rc = a->place.end ? 0 : http_query_u64(r, "stdin_offset", 0, INT64_MAX, 0, &a->place.at, err);
+    if (rc == 0)
+        rc = read_writer(r, a, err);
+    if (rc == 0 && a->place.stated && a->wire != &attach_ws)
+        rc = error_field(err, ERROR_INVALID, "stdin_offset", "input goes over a WebSocket only");
+    return rc;
+}
+
 static int check(struct data *d, struct http_request *r, struct attach *a, struct error *err)
 {
     int rc = http_query_u64(r, "stdout_offset", 0, INT64_MAX, 0, &a->offset[0], err);
@@ -280,7 +341,7 @@ static int check(struct data *d, struct http_request *r, struct attach *a, struc
     if (rc < 0)
         return rc;
     a->wire = choose_wire(r, err);
-    return a->wire ? 0 : ERROR_INVALID;
+    return a->wire ? read_place(r, a, err) : ERROR_INVALID;
 }
 
 void attach_get(struct http_request *r, void *arg)

@@ -19,6 +19,21 @@ struct attach_wire {
     size_t (*output)(struct attach *a, enum guest_stream stream, uint64_t offset, const void *data, size_t n);
     void (*end)(struct attach *a, enum attach_end how, const char *reason);
     void (*stdin_room)(struct attach *a);
+    void (*stdin_arrived)(struct attach *a);
+};
+
+/* Where a client's bytes stand in stdin, when it says so ("stdin_offset"). */
+struct attach_place {
+    bool stated; /* else none of this */
+    bool end;    /* it begins where stdin ends, and hears where that is */
+    char writer[PROCESS_WRITER_MAX + 1];
+    uint64_t at; /* of the next byte that comes from it; with `end` once `found` */
+    bool found;  /* was looked at, when it became known how far stdin is */
+    bool told;   /* of */
+    uint64_t taken;
+    bool closed;
+    bool asked;              /* the guest was, since the last byte */
+    struct loop_timer timer; /* tells, and asks for, what a stream that rests has left open */
 };
 
 struct attach {
@@ -38,6 +53,7 @@ struct attach {
     struct http_ws *ws;
     struct buf input; /* stdin that the guest has not taken */
     bool input_closed;
+    struct attach_place place;
     json_t *farewell; /* came before the connection was there */
     /* NDJSON */
     struct buf lines;
@@ -53,6 +69,9 @@ extern const struct attach_wire attach_ndjson;
 /* The client is gone (the log is told why), its process is not: what it gave is not lost, and stdin ends when
  * that was asked for. */
 void attach_left(struct attach *a, const char *why);
+
+/* What was taken from the client and not by the process yet becomes the process's. */
+void attach_leave_input(struct attach *a);
 
 /* "stdout" or "stderr". */
 const char *attach_stream_name(enum guest_stream stream);

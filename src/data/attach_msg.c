@@ -5,6 +5,7 @@
 
 #include "base/cleanup.h"
 #include "base/str.h"
+#include "session/session.h"
 #include "json/json.h"
 
 static int parse_resize(const json_t *body, struct attach_msg *m, struct error *err)
@@ -75,6 +76,13 @@ static int parse_text(const char *text, size_t n, struct attach_msg *m, struct e
     rc = parse_object(body, m, err);
     json_decref(body);
     return rc;
+}
+
+bool attach_writer_valid(const char *name)
+{
+    static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_";
+    size_t n = strspn(name, plain);
+    return n > 0 && n <= PROCESS_WRITER_MAX && name[n] == '\0';
 }
 
 int attach_msg_parse(bool text, const void *data, size_t n, struct attach_msg *ret, struct error *err)

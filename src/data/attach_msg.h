@@ -21,5 +21,8 @@ struct attach_msg {
     char signal[32];     /* SIGNAL */
 };
 
+/* A name under which a client writes to stdin: 1 to PROCESS_WRITER_MAX letters, digits, '-' or '_'. */
+bool attach_writer_valid(const char *name);
+
 /* Reads one message; an error is the client's and ends the connection with 1008. */
 int attach_msg_parse(bool text, const void *data, size_t n, struct attach_msg *ret, struct error *err);

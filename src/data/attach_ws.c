@@ -17,8 +17,11 @@
 #define CLOSE_LEAVING 1001
 #define CLOSE_POLICY 1008
 #define CLOSE_BROKEN 1011
+#define CLOSE_PLACE 4002
 #define CLOSE_TAKEN 4001
-#define REASON_MAX 120 /* bytes of a close frame's reason */
+#define TELL_BYTES (64 * 1024) /* so much more was taken: the client hears of it at once, */
+#define TELL_MS 100            /* of less after this time */
+#define REASON_MAX 120         /* bytes of a close frame's reason */
 
 static void ws_close(struct attach *a, unsigned code, const char *reason)
 {
@@ -39,23 +42,160 @@ static void refuse(struct attach *a, unsigned code, const char *why)
     ws_close(a, code, why);
 }
 
+/* --- events --- */
+
+static void ws_event(struct attach *a, const json_t *event)
+{
+    if (!a->ws) { /* only a rollback does not wait until there is one */
+        json_decref(a->farewell);
+        a->farewell = json_incref((json_t *)event);
+        return;
+    }
+    char *text = json_dumps(event, JSON_COMPACT);
+    if (!text || !http_ws_send(a->ws, true, text, strlen(text), NULL, 0))
+        refuse(a, CLOSE_BROKEN, "an event could not be queued");
+    free(text);
+}
+
 /* --- input --- */
+
+/* Others have written, or bytes are missing: what this client gives would stand in a wrong place. */
+static void refuse_place(struct attach *a, const char *why)
+{
+    json_t *event = json_pack("{ss sI ss}", "type", "stdin_conflict", "offset",
+                              (json_int_t)process_stdin_end(a->process), "message", why);
+    buf_consume(&a->input, buf_len(&a->input)); /* and so would this */
+    a->input_closed = false;
+    if (event)
+        ws_event(a, event);
+    json_decref(event);
+    if (!a->ended)
+        refuse(a, CLOSE_PLACE, why);
+}
+
+/* Of a process that has ended nothing waits any more. */
+static bool waits_for_place(const struct attach *a)
+{
+    return !a->place.found && process_state(a->process) != PROCESS_EXITED;
+}
+
+/* The n bytes come before those that are still to come from the client. */
+static int give(struct attach *a, const void *data, size_t n, size_t *ret_taken, struct error *err)
+{
+    struct attach_place *w = &a->place;
+    if (!w->stated)
+        return process_stdin(a->process, data, n, ret_taken, err);
+    if (waits_for_place(a))
+        return 0;
+    int rc = process_stdin_at(a->process, w->writer, w->at - n, data, n, ret_taken, err);
+    if (*ret_taken > 0) {
+        w->asked = false;
+        if (!w->timer.active)
+            loop_timer_start(&w->timer, TELL_MS);
+    }
+    return rc;
+}
+
+static int end_input(struct attach *a, struct error *err)
+{
+    if (!a->place.stated)
+        return process_stdin_close(a->process, err);
+    if (waits_for_place(a))
+        return 0;
+    return process_stdin_close_at(a->process, a->place.writer, a->place.at, err);
+}
+
+/* Tells a client that states its place what the guest has: that survives whatever happens here. */
+static void tell_stdin(struct attach *a)
+{
+    struct attach_place *w = &a->place;
+    uint64_t taken = process_stdin_taken(a->process);
+    bool closed = process_stdin_is_closed(a->process);
+    if (w->told && taken == w->taken && closed == w->closed)
+        return;
+    w->told = true;
+    w->taken = taken;
+    w->closed = closed;
+    json_t *event = json_pack("{ss sI sI sb}", "type", "stdin", "offset", (json_int_t)taken, "next",
+                              (json_int_t)process_stdin_end(a->process), "closed", closed);
+    if (event)
+        ws_event(a, event);
+    json_decref(event);
+}
+
+static bool tells_stdin(const struct attach *a)
+{
+    return a->ws && !a->ended && a->place.found;
+}
+
+/* The stream has rested, or flows slowly: the guest tells of the rest only when it is asked. */
+static void on_tell(struct loop_timer *t)
+{
+    struct attach *a = t->arg;
+    uint64_t mark;
+    if (!tells_stdin(a) || process_state(a->process) == PROCESS_EXITED)
+        return;
+    tell_stdin(a);
+    if (!a->ended && process_stdin_taken(a->process) < process_stdin_end(a->process))
+        a->place.asked = process_stdin_waits(a->process, &mark);
+}
+
+static void stdin_arrived(struct attach *a)
+{
+    struct attach_place *w = &a->place;
+    if (!tells_stdin(a))
+        return;
+    uint64_t taken = process_stdin_taken(a->process);
+    if (taken >= w->taken + TELL_BYTES || (w->asked && taken == process_stdin_end(a->process)))
+        tell_stdin(a);
+    else if (!w->timer.active)
+        loop_timer_start(&w->timer, TELL_MS);
+}
+
+/* Once it is known how far stdin is: false when the client does not fit there, and is gone. */
+static bool find_place(struct attach *a)
+{
+    struct attach_place *w = &a->place;
+    size_t taken;
+    struct error err = ERROR_INIT;
+    if (!w->stated || w->found || !process_stdin_known(a->process) ||
+        process_state(a->process) == PROCESS_EXITED)
+        return true;
+    if (w->end)
+        w->at = process_stdin_end(a->process);
+    int rc = process_stdin_at(a->process, w->writer, w->at - buf_len(&a->input), NULL, 0, &taken, &err);
+    if (rc < 0) {
+        refuse_place(a, err.message);
+        return false;
+    }
+    w->found = true;
+    loop_timer_init(a->call.d->config.loop, &w->timer, on_tell, a);
+    tell_stdin(a);
+    return !a->ended;
+}
+
+/* A conflict is about the place, unless the process has ended. */
+static bool misplaced(const struct attach *a, int rc)
+{
+    return rc == ERROR_CONFLICT && a->place.stated && process_state(a->process) != PROCESS_EXITED;
+}
 
 /* The guest takes as much as it can; the rest waits, and meanwhile the client is held back. */
 static void push_input(struct attach *a)
 {
     size_t taken = 0;
     struct error err = ERROR_INIT;
-    if (a->ended || !a->ws)
+    if (a->ended || !a->ws || !find_place(a))
         return;
-    if (buf_len(&a->input) > 0) {
-        if (process_stdin(a->process, buf_head(&a->input), buf_len(&a->input), &taken, &err) < 0)
-            taken = buf_len(&a->input); /* it ended meanwhile */
-        buf_consume(&a->input, taken);
+    int rc = buf_len(&a->input) > 0 ? give(a, buf_head(&a->input), buf_len(&a->input), &taken, &err) : 0;
+    if (misplaced(a, rc)) {
+        refuse_place(a, err.message);
+        return;
     }
+    buf_consume(&a->input, rc < 0 ? buf_len(&a->input) : taken); /* failed: it ended meanwhile */
     http_ws_pause(a->ws, buf_len(&a->input) > 0);
-    if (buf_len(&a->input) == 0 && a->input_closed)
-        (void)process_stdin_close(a->process, &err);
+    if (buf_len(&a->input) == 0 && a->input_closed && misplaced(a, end_input(a, &err)))
+        refuse_place(a, err.message);
 }
 
 static int take_stdin(struct attach *a, const struct attach_msg *m, struct error *err)
@@ -63,8 +203,11 @@ static int take_stdin(struct attach *a, const struct attach_msg *m, struct error
     size_t taken = 0;
     if (a->input_closed)
         return error_set(err, ERROR_INVALID, "stdin was closed before");
+    if (a->place.end && waits_for_place(a))
+        return error_set(err, ERROR_INVALID, "where stdin is was not told yet");
+    a->place.at += m->n;
     if (buf_len(&a->input) == 0) {
-        int rc = process_stdin(a->process, m->data, m->n, &taken, err);
+        int rc = give(a, m->data, m->n, &taken, err);
         if (rc < 0)
             return rc;
     }
@@ -80,7 +223,7 @@ static int close_stdin(struct attach *a, struct error *err)
     if (a->input_closed)
         return 0;
     a->input_closed = true;
-    return buf_len(&a->input) == 0 ? process_stdin_close(a->process, err) : 0;
+    return buf_len(&a->input) == 0 ? end_input(a, err) : 0;
 }
 
 static int obey(struct attach *a, const struct attach_msg *m, struct error *err)
@@ -111,25 +254,17 @@ static void on_message(struct http_ws *ws, bool text, const void *data, size_t n
         /* What crosses the end of the process on its way is nobody's fault. */
         if (rc == ERROR_CONFLICT && process_state(a->process) == PROCESS_EXITED)
             rc = 0;
+        bool input = m.kind == ATTACH_STDIN || m.kind == ATTACH_STDIN_CLOSE;
+        if (input && misplaced(a, rc) && !a->ended) {
+            refuse_place(a, err.message);
+            return;
+        }
     }
     if (rc < 0 && !a->ended)
         refuse(a, CLOSE_POLICY, err.message); /* it broke the protocol */
 }
 
 /* --- output --- */
-
-static void ws_event(struct attach *a, const json_t *event)
-{
-    if (!a->ws) { /* only a rollback does not wait until there is one */
-        json_decref(a->farewell);
-        a->farewell = json_incref((json_t *)event);
-        return;
-    }
-    char *text = json_dumps(event, JSON_COMPACT);
-    if (!text || !http_ws_send(a->ws, true, text, strlen(text), NULL, 0))
-        refuse(a, CLOSE_BROKEN, "an event could not be queued");
-    free(text);
-}
 
 static size_t ws_output(struct attach *a, enum guest_stream stream, uint64_t offset, const void *data,
                         size_t n)
@@ -197,8 +332,10 @@ static void on_opened(struct http_ws *ws, void *arg)
         ws_close(a, CLOSE_LEAVING, json_string_value(json_object_get(a->farewell, "type")));
     } else if (a->ended)
         ws_end(a, a->how, a->why);
-    else if (a->reader)
+    else if (a->reader) {
         process_reader_resume(a->reader);
+        (void)find_place(a);
+    }
 }
 
 static const struct http_ws_events ws_events = {.message = on_message, .room = on_room, .closed = on_closed};
@@ -216,4 +353,5 @@ const struct attach_wire attach_ws = {
     .output = ws_output,
     .end = ws_end,
     .stdin_room = push_input,
+    .stdin_arrived = stdin_arrived,
 };

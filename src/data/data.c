@@ -15,7 +15,7 @@ static struct http_route routes[] = {
      "SessionCreate", "SessionCreated", 201},
     {"GET", "/v1/attach/{session}", attach_get, NULL, ROLE_NONE, BODY_NONE, 0,
      "Attach to a session's process: WebSocket space.attach.v1, or application/x-ndjson",
-     "token,stdout_offset,stderr_offset,takeover", NULL, NULL, 200},
+     "token,stdout_offset,stderr_offset,stdin_offset,stdin_writer,takeover", NULL, NULL, 200},
     {"POST", SB "/exec", exec_post, NULL, ROLE_USER, BODY_JSON, 0, "Run a command to its end", NULL,
      "ExecRequest", "ExecResult", 200},
     {"GET", SB "/processes", processes_list, NULL, ROLE_VIEWER, BODY_NONE, 0, "List a sandbox's processes",

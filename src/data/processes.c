@@ -362,10 +362,20 @@ static void input_release(struct data_call *c, bool aborted)
     process_reader_close(TAKE(in->reader));
 }
 
+/* Every answer says how far stdin has certainly come, when that is known. */
+static void add_stdin_offset(struct http_request *r, const struct process *p)
+{
+    if (process_has_stdin(p) && process_stdin_known(p))
+        data_add_header_u64(r, "X-Space-Stdin-Offset", process_stdin_taken(p));
+}
+
 static void input_fail(struct input *in, const struct error *err)
 {
-    if (!in->over)
-        data_call_fail(&in->call, err);
+    if (in->over)
+        return;
+    if (in->process)
+        add_stdin_offset(in->call.r, in->process);
+    data_call_fail(&in->call, err);
 }
 
 static void input_room(void *arg)
@@ -377,8 +387,22 @@ static void input_room(void *arg)
 
 static void input_done(struct input *in)
 {
+    add_stdin_offset(in->call.r, in->process);
     data_call_done(&in->call);
     http_reply_empty(in->call.r, 204);
+}
+
+static void input_silent(void *arg)
+{
+    struct input *in = arg;
+    struct error err = ERROR_INIT;
+    if (in->over || !in->waits)
+        return;
+    (void)error_set(
+        &err, ERROR_TIMEOUT,
+        "the guest's agent does not say that it has the input; it has said so of %llu bytes of stdin",
+        (unsigned long long)process_stdin_taken(in->process));
+    input_fail(in, &err);
 }
 
 static void input_arrived(void *arg, uint64_t mark)
@@ -422,6 +446,7 @@ static const struct process_reader_events input_events = {
     .interrupted = input_interrupted,
     .stdin_room = input_room,
     .stdin_arrived = input_arrived,
+    .stdin_silent = input_silent,
 };
 
 static size_t input_data(struct http_request *r, const void *data, size_t n)
@@ -507,10 +532,12 @@ void process_stdin_post(struct http_request *r, void *arg)
     if (rc == 0 && !waits)
         rc = input_open(in, &err);
     if (rc < 0) {
-        data_call_fail(&in->call, &err);
+        input_fail(in, &err);
         return;
     }
     http_body_start(r, &input_body);
+    if (waits) /* it may be forgotten meanwhile */
+        in->process = NULL;
     if (waits)
         data_call_when_running(&in->call, input_running);
     else

@@ -1,18 +1,76 @@
-/* Input that was taken from clients and has not reached the guest: it goes where the process goes, into a
- * suspend, a snapshot, a copy. */
+/* A command's input: what stands where in it, whose it is, and what was taken from clients and has not
+ * reached the guest: that goes where the process goes, into a suspend, a snapshot, a copy.
+ *
+ * Bytes have offsets from the process's start on. What the guest has it says itself, also to the next daemon.
+ * A client that states where its bytes begin comes back with the same name (`writer`) and gives again what it
+ * does not know to be there; what is there already is dropped. That is safe only while nobody else has
+ * written in between, so whose turn it is since which offset is durable before the first byte of a turn
+ * leaves here. */
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/cleanup.h"
+#include "base/str.h"
 #include "session/base64.h"
 #include "session/session_impl.h"
 
-/* Parts in order: what the link has queued, then what was not given to it. */
-json_t *process_input_json(const struct process *p)
+#define RETRY_MS 1000
+
+/* --- offsets --- */
+
+bool process_has_stdin(const struct process *p)
+{
+    return json_is_true(json_object_get(p->spec, "stdin")) || json_object_get(p->spec, "pty");
+}
+
+static struct guest_stdin account(const struct process *p)
+{
+    struct guest_stdin a = {p->stdin_base, p->stdin_base, p->stdin_base};
+    if (p->gp && p->input_ready)
+        guest_process_stdin_account(p->gp, &a);
+    return a;
+}
+
+uint64_t process_stdin_taken(const struct process *p)
+{
+    uint64_t taken = account(p).taken;
+    return p->input_kept && p->kept_end > taken ? p->kept_end : taken;
+}
+
+uint64_t process_stdin_end(const struct process *p)
+{
+    return account(p).end + buf_len(&p->feed);
+}
+
+bool process_stdin_known(const struct process *p)
+{
+    return p->state == PROCESS_EXITED || p->input_ready || !p->start_wanted ||
+           (p->stdin_noted && process_asleep(p));
+}
+
+bool process_stdin_is_closed(const struct process *p)
+{
+    return p->stdin_closed && !p->end_due;
+}
+
+void process_input_note(struct process *p)
+{
+    p->stdin_base = account(p).taken;
+}
+
+/* --- what is kept --- */
+
+/* Parts in order: what the link has (all that the guest has not said to have, or only what has not left),
+ * then what was not given to it. */
+static json_t *input_json(const struct process *p, bool untaken)
 {
     bool close = false;
     const void *queued = NULL;
-    size_t first = p->gp ? guest_process_unsent(p->gp, &queued, &close) : 0;
+    size_t first = 0;
+    if (p->gp)
+        first =
+            untaken ? guest_process_untaken(p->gp, &queued) : guest_process_unsent(p->gp, &queued, &close);
     size_t n = first + buf_len(&p->feed);
     if (n == 0)
         return NULL;
@@ -26,6 +84,34 @@ json_t *process_input_json(const struct process *p)
         memcpy(bytes + first, buf_head(&p->feed), n - first);
     base64_encode(bytes, n, text);
     return json_stringn(text, base64_length(n));
+}
+
+json_t *process_input_json(const struct process *p)
+{
+    return input_json(p, false);
+}
+
+json_t *process_input_at(const struct process *p)
+{
+    bool sure = p->stdin_noted || (p->gp && p->input_ready);
+    return sure ? json_integer((json_int_t)account(p).sent) : NULL;
+}
+
+/* A guest that runs on may take more before this is read: with the offset that it begins at, that is seen. */
+bool process_input_put(const struct process *p, json_t *body)
+{
+    int rc = 0;
+    json_t *input = p->input_kept ? input_json(p, true) : NULL;
+    if (input)
+        rc |= json_object_set_new(body, "input_b64", input);
+    bool sure = p->state == PROCESS_EXITED || p->stdin_noted;
+    if (input || (sure && process_has_stdin(p)))
+        rc |= json_object_set_new(body, "stdin", json_integer((json_int_t)account(p).taken));
+    if (p->end_due)
+        rc |= json_object_set_new(body, "end", json_integer((json_int_t)p->end_at));
+    if (*p->writer)
+        rc |= json_object_set_new(body, "writer", json_pack("[sI]", p->writer, (json_int_t)p->writer_base));
+    return rc == 0;
 }
 
 /* Room is asked for by whole groups of base64. */
@@ -45,18 +131,314 @@ bool process_input_set(struct process *p, const json_t *input)
     return true;
 }
 
-void process_input_keep(struct process *p)
+void process_input_place(struct process *p, const json_t *at)
+{
+    p->stdin_noted = json_is_integer(at);
+    p->stdin_base = p->stdin_noted ? (uint64_t)json_integer_value(at) : 0;
+    p->kept_end = p->stdin_base + buf_len(&p->feed);
+}
+
+void process_input_load(struct process *p, const json_t *body)
+{
+    const json_t *writer = json_object_get(body, "writer");
+    const char *name = json_string_value(json_array_get(writer, 0));
+    p->input_kept = json_object_get(body, "input_b64") != NULL;
+    (void)process_input_set(p, json_object_get(body, "input_b64"));
+    process_input_place(p, json_object_get(body, "stdin"));
+    (void)str_copy(p->writer, sizeof(p->writer), name ? name : "");
+    p->writer_base = (uint64_t)json_integer_value(json_array_get(writer, 1));
+    p->end_due = json_object_get(body, "end") != NULL;
+    p->end_at = (uint64_t)json_integer_value(json_object_get(body, "end"));
+}
+
+uint64_t process_input_keep(struct process *p)
 {
     json_t *input = p->state != PROCESS_EXITED ? process_input_json(p) : NULL;
+    uint64_t sent = account(p).sent;
+    p->stdin_noted |= p->input_ready;
     if (input && !process_input_set(p, input))
         abort(); /* it fits: a link queues less than what is beyond a command's own input */
     json_decref(input);
+    return sent;
+}
+
+void process_input_rest(struct process *p, uint64_t sent)
+{
+    if (p->state == PROCESS_EXITED)
+        return;
+    p->stdin_base = sent;
+    p->kept_end = process_stdin_end(p);
 }
 
 void process_input_noted(struct process *p, bool kept)
 {
+    if (kept)
+        p->kept_end = process_stdin_end(p);
     if (p->input_kept == kept)
         return;
     p->input_kept = kept;
     process_put(p);
+}
+
+/* --- to the guest --- */
+
+/* What was kept over a suspend is in the record until the guest has it. */
+static void feed_given(struct process *p)
+{
+    if (p->input_kept && !guest_process_stdin_ask(p->gp, &p->kept_mark))
+        process_input_noted(p, false);
+}
+
+void process_input_feed(struct process *p)
+{
+    if (!p->input_ready || p->writer_due || (!p->feeding && buf_len(&p->feed) == 0))
+        return;
+    if (buf_len(&p->feed) > 0)
+        buf_consume(&p->feed, guest_process_stdin(p->gp, buf_head(&p->feed), buf_len(&p->feed)));
+    if (buf_len(&p->feed) > 0)
+        return;
+    feed_given(p);
+    if (!p->feeding)
+        return;
+    guest_process_stdin_close(p->gp);
+    p->feeding = false;
+    p->stdin_closed = true;
+}
+
+/* The end was given to an earlier daemon. With all that stands before it, it is the end; without, its client
+ * has to come back, and says it again. */
+static void settle_end(struct process *p)
+{
+    if (!p->end_due || p->stdin_closed)
+        return;
+    p->end_due = false;
+    p->feeding = p->stdin_closed = process_stdin_end(p) >= p->end_at;
+    process_put(p);
+}
+
+void process_input_opened(struct process *p)
+{
+    if (p->input_ready || !p->gp)
+        return;
+    uint64_t base = p->stdin_base;
+    p->input_ready = true;
+    uint64_t has = account(p).taken;
+    if (p->stdin_noted && has > base) { /* an earlier daemon gave it some of what was kept */
+        size_t n = buf_len(&p->feed);
+        buf_consume(&p->feed, has - base < n ? (size_t)(has - base) : n);
+    }
+    p->stdin_noted = false;
+    settle_end(p);
+    process_input_feed(p);
+    readers_stdin_room(p);
+}
+
+void process_input_arrived(struct process *p, uint64_t mark)
+{
+    if (p->input_kept && buf_len(&p->feed) == 0 && mark >= p->kept_mark)
+        process_input_noted(p, false);
+    if (!p->feeding && mark > account(p).end)
+        p->end_due = false;
+}
+
+/* --- whose turn it is --- */
+
+static void turn_asked(struct process *p);
+
+static void on_turn(void *arg, const struct error *err)
+{
+    struct process *p = (struct process *)((char *)arg - offsetof(struct process, writer));
+    if (err) {
+        p->turn_failed = true;
+        loop_timer_start(&p->retry, RETRY_MS);
+        return;
+    }
+    p->writer_due = false;
+    process_input_feed(p);
+    readers_stdin_room(p);
+}
+
+static void turn_asked(struct process *p)
+{
+    p->turn_failed = false;
+    store_commit(p->s->config.store, on_turn, p->writer);
+}
+
+void process_input_retry(struct process *p)
+{
+    if (p->turn_failed)
+        turn_asked(p);
+}
+
+void process_input_stop(struct process *p)
+{
+    store_commit_cancel(p->s->config.store, p->writer);
+    p->writer_due = p->turn_failed = false;
+}
+
+static void take_turn(struct process *p, const char *writer)
+{
+    if (str_eq(p->writer, writer))
+        return;
+    uint64_t at = process_stdin_end(p);
+    bool asked = p->writer_due;
+    (void)str_copy(p->writer, sizeof(p->writer), writer);
+    p->writer_base = at;
+    p->writer_due = true;
+    process_put(p);
+    if (asked) /* its answer would be too early for this one */
+        store_commit_cancel(p->s->config.store, p->writer);
+    turn_asked(p);
+}
+
+/* --- requests --- */
+
+static int check_has(const struct process *p, struct error *err)
+{
+    int rc = process_check_running(p, err);
+    if (rc < 0)
+        return rc;
+    if (!process_has_stdin(p))
+        return error_set(err, ERROR_CONFLICT, "process %s was started without stdin", p->id);
+    return 0;
+}
+
+static int check_open(const struct process *p, struct error *err)
+{
+    if (p->stdin_closed || p->feeding)
+        return error_set(err, ERROR_CONFLICT, "the stdin of process %s is closed", p->id);
+    return 0;
+}
+
+static int check_stdin(const struct process *p, struct error *err)
+{
+    int rc = check_has(p, err);
+    return rc < 0 ? rc : check_open(p, err);
+}
+
+static size_t give(struct process *p, const void *data, size_t n)
+{
+    bool now = p->input_ready && !p->writer_due && n > 0 && buf_len(&p->feed) == 0;
+    return now ? guest_process_stdin(p->gp, data, n) : 0;
+}
+
+int process_stdin(struct process *p, const void *data, size_t n, size_t *ret_taken, struct error *err)
+{
+    int rc = check_stdin(p, err);
+    if (rc < 0)
+        return rc;
+    if (n > 0)
+        take_turn(p, "");
+    *ret_taken = give(p, data, n);
+    return 0;
+}
+
+/* Where a client that states its place may write, or end. */
+static int check_place(const struct process *p, const char *writer, uint64_t offset, struct error *err)
+{
+    uint64_t end = process_stdin_end(p);
+    bool own = str_eq(p->writer, writer) && offset >= p->writer_base;
+    if (offset == end || (offset < end && own))
+        return 0;
+    return error_set(err, ERROR_CONFLICT,
+                     offset < end ? "the stdin of process %s has %llu bytes, and those from %llu on are not "
+                                    "all this client's"
+                                  : "the stdin of process %s has %llu bytes, and this client goes on at %llu",
+                     p->id, (unsigned long long)end, (unsigned long long)offset);
+}
+
+int process_stdin_at(struct process *p, const char *writer, uint64_t offset, const void *data, size_t n,
+                     size_t *ret_taken, struct error *err)
+{
+    int rc = check_has(p, err);
+    if (rc < 0)
+        return rc;
+    *ret_taken = 0;
+    if (!process_stdin_known(p))
+        return 0;
+    rc = check_place(p, writer, offset, err);
+    uint64_t had = process_stdin_end(p) - offset;
+    if (rc < 0 || n == 0)
+        return rc;
+    if (had >= n) {
+        *ret_taken = n;
+        return 0;
+    }
+    rc = check_open(p, err);
+    if (rc < 0)
+        return rc;
+    take_turn(p, writer);
+    *ret_taken = (size_t)had + give(p, (const char *)data + had, n - (size_t)had);
+    return 0;
+}
+
+/* Appends to what goes before any other; the rest of what does not fit is not taken. */
+static size_t keep(struct process *p, const void *data, size_t n)
+{
+    if (n > buf_room(&p->feed))
+        n = buf_room(&p->feed);
+    if (n == 0 || !buf_append(&p->feed, data, n))
+        return 0;
+    if (p->gp) {
+        process_input_feed(p); /* the rest when there is room */
+        return n;
+    }
+    p->input_kept = true;
+    p->kept_end = process_stdin_end(p);
+    process_put(p);
+    return n;
+}
+
+void process_stdin_keep(struct process *p, const void *data, size_t n)
+{
+    if (n == 0 || check_stdin(p, NULL) < 0)
+        return;
+    take_turn(p, "");
+    (void)keep(p, data, n);
+}
+
+void process_stdin_keep_at(struct process *p, const char *writer, uint64_t offset, const void *data, size_t n)
+{
+    size_t had = 0;
+    if (n == 0 || check_stdin(p, NULL) < 0 || !process_stdin_known(p) ||
+        process_stdin_at(p, writer, offset, data, n, &had, NULL) < 0)
+        return;
+    (void)keep(p, (const char *)data + had, n - had);
+}
+
+int process_stdin_close(struct process *p, struct error *err)
+{
+    int rc = check_stdin(p, err);
+    if (rc < 0)
+        return rc;
+    p->stdin_closed = true;
+    if (p->input_ready && !p->writer_due && buf_len(&p->feed) == 0)
+        guest_process_stdin_close(p->gp);
+    else
+        p->feeding = true; /* closed once there is a link, and what comes before is given */
+    process_put(p);
+    return 0;
+}
+
+int process_stdin_close_at(struct process *p, const char *writer, uint64_t offset, struct error *err)
+{
+    int rc = check_has(p, err);
+    if (rc == 0)
+        rc = check_place(p, writer, offset, err);
+    if (rc == 0 && offset < process_stdin_end(p))
+        rc = error_set(err, ERROR_CONFLICT, "the stdin of process %s goes on behind that", p->id);
+    if (rc < 0 || check_open(p, NULL) < 0)
+        return rc;
+    /* Who states its place comes back when the guest has not all of it. */
+    p->end_due = true;
+    p->end_at = offset;
+    return process_stdin_close(p, err);
+}
+
+bool process_stdin_waits(struct process *p, uint64_t *ret_mark)
+{
+    /* An end that waits for earlier input is in the record. One that starts takes input before it is known to
+     * run. */
+    bool asks = p->state != PROCESS_EXITED && p->gp && !p->feeding;
+    return asks && guest_process_stdin_ask(p->gp, ret_mark);
 }

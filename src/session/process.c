@@ -26,6 +26,7 @@ static void on_ended(void *arg)
 
 static void release(struct process *p)
 {
+    process_input_note(p);
     if (p->gp)
         guest_process_release(p->gp);
     p->gp = NULL;
@@ -51,6 +52,8 @@ static void on_retry(struct loop_timer *t)
         store_commit(p->s->config.store, on_durable, p);
     else if (!settled)
         loop_timer_start(&p->retry, RETRY_MS);
+    if (p->state != PROCESS_EXITED)
+        process_input_retry(p);
 }
 
 /* Takes the one result that a process ever has. */
@@ -58,6 +61,7 @@ static void process_finish(struct process *p, json_t *result)
 {
     assert(p->state != PROCESS_EXITED && result);
     bool wanted = p->start_wanted;
+    process_input_note(p);
     p->result = result;
     p->finished_ms = clock_wall_ms();
     p->state = PROCESS_EXITED;
@@ -67,7 +71,7 @@ static void process_finish(struct process *p, json_t *result)
     }
     /* Its environment may hold secrets, and nobody needs it any more. */
     (void)json_object_del(p->spec, "env");
-    p->feeding = false;
+    p->feeding = p->end_due = false;
     buf_finish(&p->feed);
     loop_timer_stop(&p->record);
     loop_defer_cancel(p->s->config.loop, &p->ack);
@@ -154,36 +158,10 @@ static void record_due(struct loop_timer *t)
     process_put(t->arg);
 }
 
-static void feed(struct process *p)
-{
-    if (!p->input_ready || (!p->feeding && buf_len(&p->feed) == 0))
-        return;
-    if (buf_len(&p->feed) > 0)
-        buf_consume(&p->feed, guest_process_stdin(p->gp, buf_head(&p->feed), buf_len(&p->feed)));
-    if (buf_len(&p->feed) > 0)
-        return;
-    process_input_noted(p, false);
-    if (!p->feeding)
-        return;
-    guest_process_stdin_close(p->gp);
-    p->feeding = false;
-    p->stdin_closed = true;
-}
-
-/* The guest has said how much it has of the stdin of a process that was taken up. */
-static void input_opened(struct process *p)
-{
-    if (p->input_ready || !p->gp)
-        return;
-    p->input_ready = true;
-    feed(p);
-    readers_stdin_room(p);
-}
-
 static void guest_started(void *arg, uint32_t pid)
 {
     struct process *p = arg;
-    input_opened(p);
+    process_input_opened(p);
     if (p->state != PROCESS_CREATED || pid == 0)
         return;
     p->state = PROCESS_RUNNING;
@@ -244,15 +222,24 @@ static void guest_stdin_room(void *arg)
     struct process *p = arg;
     if (p->state == PROCESS_EXITED)
         return;
-    feed(p);
+    process_input_feed(p);
     readers_stdin_room(p);
 }
 
 static void guest_stdin_arrived(void *arg, uint64_t mark)
 {
     struct process *p = arg;
+    if (p->state == PROCESS_EXITED)
+        return;
+    process_input_arrived(p, mark);
+    readers_stdin_arrived(p, mark);
+}
+
+static void guest_stdin_silent(void *arg)
+{
+    struct process *p = arg;
     if (p->state != PROCESS_EXITED)
-        readers_stdin_arrived(p, mark);
+        readers_stdin_silent(p);
 }
 
 static const struct guest_process_events guest_events = {
@@ -261,6 +248,7 @@ static const struct guest_process_events guest_events = {
     .exited = guest_exited,
     .stdin_room = guest_stdin_room,
     .stdin_arrived = guest_stdin_arrived,
+    .stdin_silent = guest_stdin_silent,
 };
 
 /* --- the link --- */
@@ -274,6 +262,10 @@ void process_prepare(struct process *p)
 static void linked(struct process *p)
 {
     p->sent = true;
+    uint64_t timeout = (uint64_t)json_integer_value(json_object_get(p->spec, "timeout_ms"));
+    if (timeout && p->state != PROCESS_EXITED)
+        guest_process_ends_within(
+            p->gp, timeout + (uint64_t)json_integer_value(json_object_get(p->spec, "grace_ms")));
     p->seals++; /* one that is under way would no longer be true */
     for (unsigned i = 0; i < STREAMS; i++) {
         p->stream[i].acked = stream_end(p, i);
@@ -302,7 +294,7 @@ void process_begin(struct process *p, struct guest *g)
         return;
     }
     linked(p);
-    input_opened(p); /* it has none yet */
+    process_input_opened(p); /* it has none yet */
 }
 
 void process_adopt(struct process *p, struct guest *g)
@@ -329,6 +321,7 @@ void process_detach(struct process *p)
     struct loop *l = p->s->config.loop;
     release(p);
     store_commit_cancel(p->s->config.store, p);
+    process_input_stop(p);
     loop_defer_cancel(l, &p->ack);
     loop_defer_cancel(l, &p->ended);
     loop_timer_stop(&p->record);
@@ -355,8 +348,9 @@ void process_unlink_guest(struct process *p)
 {
     /* The guest of a sandbox that is suspended now still has it when it comes back. */
     p->owed = p->gp && p->state == PROCESS_EXITED;
-    process_input_keep(p);
+    uint64_t sent = process_input_keep(p);
     release(p);
+    process_input_rest(p, sent);
 }
 
 /* --- requests --- */
@@ -379,7 +373,7 @@ int process_start(struct process *p, struct error *err)
     return 0; /* else it starts when its sandbox runs */
 }
 
-static int check_running(const struct process *p, struct error *err)
+int process_check_running(const struct process *p, struct error *err)
 {
     if (p->state == PROCESS_EXITED)
         return error_set(err, ERROR_CONFLICT, "process %s has ended", p->id);
@@ -388,46 +382,9 @@ static int check_running(const struct process *p, struct error *err)
     return 0;
 }
 
-static int check_stdin(const struct process *p, struct error *err)
-{
-    int rc = check_running(p, err);
-    if (rc < 0)
-        return rc;
-    if (!json_is_true(json_object_get(p->spec, "stdin")) && !json_object_get(p->spec, "pty"))
-        return error_set(err, ERROR_CONFLICT, "process %s was started without stdin", p->id);
-    if (p->stdin_closed || p->feeding)
-        return error_set(err, ERROR_CONFLICT, "the stdin of process %s is closed", p->id);
-    return 0;
-}
-
-int process_stdin(struct process *p, const void *data, size_t n, size_t *ret_taken, struct error *err)
-{
-    int rc = check_stdin(p, err);
-    if (rc == 0)
-        *ret_taken =
-            p->input_ready && n > 0 && buf_len(&p->feed) == 0 ? guest_process_stdin(p->gp, data, n) : 0;
-    return rc;
-}
-
-void process_stdin_keep(struct process *p, const void *data, size_t n)
-{
-    if (n == 0 || check_stdin(p, NULL) < 0)
-        return;
-    if (n > buf_room(&p->feed))
-        n = buf_room(&p->feed);
-    if (!buf_append(&p->feed, data, n))
-        return;
-    if (p->gp) {
-        feed(p); /* the rest when there is room */
-        return;
-    }
-    p->input_kept = true;
-    process_put(p);
-}
-
 void process_detached(struct process *p)
 {
-    if (!json_object_get(p->spec, "close_on_detach") || check_running(p, NULL) < 0)
+    if (!json_object_get(p->spec, "close_on_detach") || process_check_running(p, NULL) < 0)
         return;
     (void)process_stdin_close(p, NULL);
     if (!json_object_get(p->spec, "pty"))
@@ -435,28 +392,6 @@ void process_detached(struct process *p)
     /* As when a modem hangs up: what has stopped runs on, to hear of it. */
     (void)process_signal(p, "SIGHUP", true, 0, NULL, NULL, NULL);
     (void)process_signal(p, "SIGCONT", true, 0, NULL, NULL, NULL);
-}
-
-int process_stdin_close(struct process *p, struct error *err)
-{
-    int rc = check_stdin(p, err);
-    if (rc < 0)
-        return rc;
-    p->stdin_closed = true;
-    if (p->input_ready && buf_len(&p->feed) == 0)
-        guest_process_stdin_close(p->gp);
-    else
-        p->feeding = true; /* closed once there is a link, and what comes before is given */
-    process_put(p);
-    return 0;
-}
-
-bool process_stdin_waits(struct process *p, uint64_t *ret_mark)
-{
-    /* An end that waits for earlier input is in the record. One that starts takes input before it is known to
-     * run. */
-    bool asks = p->state != PROCESS_EXITED && p->gp && !p->feeding;
-    return asks && guest_process_stdin_ask(p->gp, ret_mark);
 }
 
 static void signal_answered(void *arg, const struct error *err)
@@ -472,7 +407,7 @@ int process_signal_check(const struct process *p, const char *signal, struct err
 {
     if (signal_number(signal) == 0)
         return error_field(err, ERROR_INVALID, "signal", "there is no signal \"%.32s\"", signal);
-    return check_running(p, err);
+    return process_check_running(p, err);
 }
 
 int process_signal(struct process *p, const char *signal, bool tree, uint32_t grace_ms,
@@ -516,7 +451,7 @@ int process_resize(struct process *p, uint64_t rows, uint64_t cols, struct error
     if (rows < 1 || rows > 10000 || cols < 1 || cols > 10000)
         return error_field(err, ERROR_INVALID, rows < 1 || rows > 10000 ? "rows" : "cols",
                            "rows and cols are 1 to 10000");
-    int rc = check_running(p, err);
+    int rc = process_check_running(p, err);
     if (rc < 0)
         return rc;
     if (!json_object_get(p->spec, "pty"))

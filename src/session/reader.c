@@ -155,7 +155,7 @@ static void give_result(struct process_reader *r)
         r->events.result(r->arg, r->p->result);
 }
 
-static bool asleep(const struct process *p)
+bool process_asleep(const struct process *p)
 {
     struct sandboxes *all = p->s->config.sandboxes;
     struct sandbox *sb = all ? sandboxes_find(all, p->b->sandbox_id) : NULL;
@@ -168,7 +168,7 @@ static bool asleep(const struct process *p)
 static void give_suspended(struct process_reader *r)
 {
     if (!reader_live(r) || !r->events.output || r->p->state == PROCESS_EXITED || !caught_up(r) ||
-        !asleep(r->p))
+        !process_asleep(r->p))
         return;
     interrupt(r, PROCESS_SUSPENDED, "the sandbox was suspended");
 }
@@ -243,6 +243,18 @@ void readers_stdin_arrived(struct process *p, uint64_t mark)
     {
         if (!r->closed && !r->over && r->events.stdin_arrived)
             r->events.stdin_arrived(r->arg, mark);
+    }
+    walk_end(p);
+}
+
+void readers_stdin_silent(struct process *p)
+{
+    struct process_reader *r;
+    walk_begin(p);
+    DL_FOREACH(p->readers, r)
+    {
+        if (!r->closed && !r->over && r->events.stdin_silent)
+            r->events.stdin_silent(r->arg);
     }
     walk_end(p);
 }

@@ -18,9 +18,7 @@ static bool put_past(const struct process *p, json_t *body)
     int rc = 0;
     if (*p->guest_id)
         rc |= json_object_set_new(body, "guest_id", json_string(p->guest_id));
-    json_t *input = p->input_kept ? process_input_json(p) : NULL;
-    if (input)
-        rc |= json_object_set_new(body, "input_b64", input);
+    rc |= process_input_put(p, body) ? 0 : -1;
     if (*p->origin)
         rc |= json_object_set_new(body, "origin", json_string(p->origin));
     if (p->stream[0].floor || p->stream[1].floor)
@@ -40,13 +38,13 @@ static bool put_past(const struct process *p, json_t *body)
 
 void process_put(struct process *p)
 {
-    json_t *body =
-        json_pack("{si ss sI ss sb sb sb sI sI sI sI sI sO sO?}", "v", RECORD_VERSION, "sandbox_id",
-                  p->b->sandbox_id, "seq", (json_int_t)p->seq, "state", state_names[p->state], "start",
-                  p->start_wanted, "feed", p->feeding, "stdin_closed", p->stdin_closed, "pid",
-                  (json_int_t)p->pid, "journal_bytes", (json_int_t)p->journal_bytes, "created_ms",
-                  (json_int_t)p->created_ms, "started_ms", (json_int_t)p->started_ms, "finished_ms",
-                  (json_int_t)p->finished_ms, "spec", p->spec, "result", p->result);
+    json_t *body = json_pack("{si ss sI ss sb sb sb sI sI sI sI sI sO sO?}", "v", RECORD_VERSION,
+                             "sandbox_id", p->b->sandbox_id, "seq", (json_int_t)p->seq, "state",
+                             state_names[p->state], "start", p->start_wanted, "feed",
+                             p->feeding && !p->end_due, "stdin_closed", process_stdin_is_closed(p), "pid",
+                             (json_int_t)p->pid, "journal_bytes", (json_int_t)p->journal_bytes, "created_ms",
+                             (json_int_t)p->created_ms, "started_ms", (json_int_t)p->started_ms,
+                             "finished_ms", (json_int_t)p->finished_ms, "spec", p->spec, "result", p->result);
     if (!body || !put_past(p, body))
         abort(); /* a promise that cannot be recorded cannot be kept */
     store_put(p->s->config.store, STORE_PROCESS, p->id, p->b->sandbox_id, body);
@@ -152,8 +150,7 @@ int process_load(struct sessions *s, const char *id, const json_t *body, struct 
     p->state = state;
     load_fields(p, body);
     process_link(s, b, p);
-    p->input_kept = json_object_get(body, "input_b64") != NULL;
-    (void)process_input_set(p, json_object_get(body, "input_b64"));
+    process_input_load(p, body);
     *ret = p;
     return 0;
 }

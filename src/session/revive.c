@@ -36,10 +36,10 @@ static json_t *capture_one(struct process *p)
 {
     for (unsigned i = 0; i < STREAMS; i++)
         stream_open(p, i);
-    return json_pack("{so* ss ss sb sb so sI sI sI sI sI sI sI sI}", "input_b64", process_input_json(p), "id",
-                     p->id, "guest_id", process_guest_id(p), "running", p->state == PROCESS_RUNNING,
-                     "stdin_closed", p->stdin_closed || p->feeding, "spec", capture_spec(p), "pid",
-                     (json_int_t)p->pid, "seq", (json_int_t)p->seq, "journal_bytes",
+    return json_pack("{so* so* ss ss sb sb so sI sI sI sI sI sI sI sI}", "input_b64", process_input_json(p),
+                     "stdin", process_input_at(p), "id", p->id, "guest_id", process_guest_id(p), "running",
+                     p->state == PROCESS_RUNNING, "stdin_closed", p->stdin_closed || p->feeding, "spec",
+                     capture_spec(p), "pid", (json_int_t)p->pid, "seq", (json_int_t)p->seq, "journal_bytes",
                      (json_int_t)p->journal_bytes, "created_ms", (json_int_t)p->created_ms, "started_ms",
                      (json_int_t)p->started_ms, "branch", (json_int_t)p->branch, "stdout",
                      (json_int_t)stream_end(p, 0), "stderr", (json_int_t)stream_end(p, 1));
@@ -65,6 +65,7 @@ json_t *sessions_capture(struct sessions *s, const struct sandbox *sb)
          * the input. */
         json_t *input = process_input_json(p);
         p->input_kept = input != NULL;
+        p->kept_end = process_stdin_end(p);
         json_decref(input);
         process_put(p);
     }
@@ -82,7 +83,8 @@ struct entry {
     int running;
     int stdin_closed;
     json_t *spec;
-    json_t *input; /* NULL: none */
+    json_t *input;    /* NULL: none */
+    json_t *stdin_at; /* where that begins; NULL: a snapshot of an earlier release */
     json_int_t pid, seq, journal_bytes, created_ms, started_ms, branch, at[STREAMS];
 };
 
@@ -94,6 +96,7 @@ static int entry_read(json_t *o, struct entry *e, struct error *err)
                          "created_ms", &e->created_ms, "started_ms", &e->started_ms, "branch", &e->branch,
                          "stdout", &e->at[0], "stderr", &e->at[1]);
     e->input = json_object_get(o, "input_b64");
+    e->stdin_at = json_object_get(o, "stdin");
     if (rc == 0 && id_valid(e->id, "pr") && id_valid(e->guest_id, "pr") && json_is_object(e->spec) &&
         e->at[0] >= 0 && e->at[1] >= 0)
         return 0;
@@ -189,6 +192,9 @@ static void set_state(struct process *p, const struct entry *e)
     if (!process_input_set(p, e->input))
         LOG(LOG_WARN, "input lost", "sandbox=%s process=%s", p->b->sandbox_id, p->id);
     p->input_kept = buf_len(&p->feed) > 0;
+    process_input_place(p, e->stdin_at);
+    *p->writer = '\0'; /* nobody can come back to bytes of another time */
+    p->end_due = false;
     p->pid = (uint32_t)e->pid;
     p->journal_bytes = (uint64_t)e->journal_bytes;
     p->created_ms = e->created_ms;

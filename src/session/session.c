@@ -454,10 +454,12 @@ struct process *processes_next(struct sessions *s, const char *sandbox_id, const
 json_t *process_json(const struct process *p)
 {
     static const char *const states[] = {"created", "running", "exited"};
-    return json_pack("{ss so ss so so so so}", "id", p->id, "argv", spec_argv(p->spec), "state",
+    bool known = process_has_stdin(p) && process_stdin_known(p);
+    return json_pack("{ss so ss so so so so so}", "id", p->id, "argv", spec_argv(p->spec), "state",
                      states[p->state], "pid", p->pid ? json_integer(p->pid) : json_null(), "started_at",
                      json_time(p->started_ms), "finished_at", json_time(p->finished_ms), "result",
-                     process_result_json(p));
+                     process_result_json(p), "stdin_offset",
+                     known ? json_integer((json_int_t)process_stdin_taken(p)) : json_null());
 }
 
 json_t *process_result_json(const struct process *p)

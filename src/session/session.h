@@ -117,6 +117,27 @@ bool process_stdin_waits(struct process *p, uint64_t *ret_mark);
 /* Input that its client can no longer be told was not taken, because its sandbox is suspended or the client
  * is gone: kept, and given before any other, as far as it fits (1 MiB and 128 KiB in all). */
 void process_stdin_keep(struct process *p, const void *data, size_t n);
+/* Where stdin stands: offsets from the process's start on. Known to the byte unless the guest has not said it
+ * yet to this daemon. */
+bool process_has_stdin(const struct process *p);
+bool process_stdin_known(const struct process *p);
+uint64_t process_stdin_taken(const struct process *p); /* what survives any end of this program */
+uint64_t process_stdin_end(const struct process *p);   /* what was taken from clients */
+bool process_stdin_is_closed(const struct process *p); /* and that survives as well */
+
+/* The same as process_stdin and its company for a client that states where in stdin its bytes are, under a
+ * name of its own. What is there already is dropped when no other has written since the client began (it has
+ * given it before, perhaps over a connection that broke, or to a daemon that was killed). ERROR_CONFLICT:
+ * others have, or there is a hole; process_stdin_end says where who writes next goes on. *ret_taken counts
+ * what was dropped; 0 while !process_stdin_known: wait for stdin_room. n 0: only checks the place. */
+#define PROCESS_WRITER_MAX 64
+int process_stdin_at(struct process *p, const char *writer, uint64_t offset, const void *data, size_t n,
+                     size_t *ret_taken, struct error *err);
+/* When stdin is known; repeating it is success. */
+int process_stdin_close_at(struct process *p, const char *writer, uint64_t offset, struct error *err);
+void process_stdin_keep_at(struct process *p, const char *writer, uint64_t offset, const void *data,
+                           size_t n);
+
 /* A client that could give input has gone and was the last one: closes stdin, and hangs up a terminal, when
  * the process was asked for so ("stdin_on_detach":"close"). */
 void process_detached(struct process *p);
@@ -142,8 +163,10 @@ struct process_reader_events {
      * The owner closes the reader before it returns. With PROCESS_SUSPENDED everything journalled has been
      * given; with it and PROCESS_ROLLED_BACK the process goes on, at process_reader_offset. */
     void (*interrupted)(void *arg, const char *reason, const char *message);
-    void (*stdin_room)(void *arg);                   /* process_stdin took less before */
-    void (*stdin_arrived)(void *arg, uint64_t mark); /* process_stdin_waits */
+    void (*stdin_room)(void *arg); /* process_stdin took less before */
+    /* The guest has more of stdin: process_stdin_taken, process_stdin_waits. */
+    void (*stdin_arrived)(void *arg, uint64_t mark);
+    void (*stdin_silent)(void *arg); /* process_stdin_waits: for a long time the guest has not answered */
 };
 
 #define PROCESS_SANDBOX_GONE "sandbox_gone" /* reason of a result that the guest did not tell */

@@ -19,6 +19,7 @@
 #define CUTS_MAX 32 /* rollbacks told apart; older ones are taken together */
 #define TOKEN_BYTES 32
 #define DIGEST_BYTES 32
+#define WRITER_SIZE (PROCESS_WRITER_MAX + 1)
 
 /* One sandbox's processes. */
 struct bucket {
@@ -121,10 +122,20 @@ struct process {
     json_t *result; /* NULL while there is none */
     struct guest_process *gp;
     struct stream stream[STREAMS];
-    struct buf feed; /* stdin that goes to the guest before any other */
-    bool feeding;    /* its stdin is closed after that */
-    bool input_kept; /* its record holds the feed */
-    unsigned walk;   /* readers are being called: none of them may be freed */
+    struct buf feed;     /* stdin that goes to the guest before any other */
+    bool feeding;        /* its stdin is closed after that */
+    bool input_kept;     /* its record holds the feed, and what of it the guest has not said to have: */
+    uint64_t kept_end;   /* up to this offset, */
+    uint64_t kept_mark;  /* which the guest has with this mark */
+    uint64_t stdin_base; /* without word of the guest: where the feed begins */
+    bool stdin_noted;    /* and that is known to the byte */
+    bool end_due;        /* stdin ends, and the guest is not known to have all that stands before that: */
+    uint64_t end_at;     /* so much */
+    char writer[WRITER_SIZE]; /* whose turn to write it is; "": of those who do not state their place */
+    uint64_t writer_base;     /* since this offset */
+    bool writer_due;          /* and that is not durable yet: nothing leaves */
+    bool turn_failed;         /* to make it so is to be tried again */
+    unsigned walk;            /* readers are being called: none of them may be freed */
     struct process_reader *readers;
     struct process_wait *waits;
     struct session *sessions;
@@ -199,15 +210,34 @@ void process_unlink_guest(struct process *p);
 void signals_fail(struct bucket *b, const struct error *why);
 /* Its sandbox is gone: ends here, with that as its result. */
 void process_end_gone(struct process *p, const char *message);
+int process_check_running(const struct process *p, struct error *err);
 
 /* --- input.c --- */
 #define INPUT_MAX (SPEC_BYTES_MAX + 128 * 1024) /* an exec's own, and what a link queues */
 /* What of its stdin was taken and has not been sent, in base64; NULL: nothing. New reference. */
 json_t *process_input_json(const struct process *p);
+json_t *process_input_at(const struct process *p); /* where that begins; NULL: not known */
 /* Gives that (may be NULL) as the first input of its next link; false when it cannot be read. */
 bool process_input_set(struct process *p, const json_t *input);
-/* The link is about to go: takes back what it has not sent. */
-void process_input_keep(struct process *p);
+/* The link is about to go: takes back what it has not sent. How much it has sent, for process_input_rest,
+ * which comes when it is gone. */
+uint64_t process_input_keep(struct process *p);
+void process_input_rest(struct process *p, uint64_t sent);
+/* What a record has of its input; false: no memory. */
+bool process_input_put(const struct process *p, json_t *body);
+void process_input_load(struct process *p, const json_t *body);
+/* Where in its stdin the feed begins; NULL: not known. */
+void process_input_place(struct process *p, const json_t *at);
+/* Remembers what the link knows, which is about to be of no use any more. */
+void process_input_note(struct process *p);
+/* The guest has said what it has: it takes more. */
+void process_input_opened(struct process *p);
+/* Gives what waits, as far as there is room. */
+void process_input_feed(struct process *p);
+void process_input_arrived(struct process *p, uint64_t mark);
+/* The disk has refused something a while ago. */
+void process_input_retry(struct process *p);
+void process_input_stop(struct process *p); /* nothing of it is under way any more */
 /* Whether the record holds it. */
 void process_input_noted(struct process *p, bool kept);
 
@@ -255,6 +285,9 @@ void readers_output(struct process *p, unsigned i, uint64_t offset, const void *
 void readers_pump_later(struct process *p);
 void readers_stdin_room(struct process *p);
 void readers_stdin_arrived(struct process *p, uint64_t mark);
+void readers_stdin_silent(struct process *p);
+/* Its sandbox is suspended. */
+bool process_asleep(const struct process *p);
 /* Their sandbox is suspended: they get what is journalled, then leave. */
 void readers_suspended(struct process *p);
 /* Its streams have gone back: they leave, to come back where it goes on. */

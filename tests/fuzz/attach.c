@@ -57,6 +57,8 @@ static void texts(const char *s)
     if (mode_parse(s, &mode))
         assert(mode <= 07777);
     (void)etag_listed(s, "\"1-2-3\"");
+    if (attach_writer_valid(s))
+        assert(strlen(s) >= 1 && strlen(s) <= 64 && !strpbrk(s, "&=\"\\ /."));
 }
 
 static void base64(const char *s, size_t n)

@@ -217,6 +217,205 @@ static void test_stdin_back_pressure(void **state)
 #define PIECES 512 /* 32 MiB */
 
 /* A client that stops reading for a while: bounded memory, no byte lost or doubled. */
+static void stdin_told(struct rig *g, struct ws *ws, json_int_t offset, json_int_t next, bool closed)
+{
+    json_t *e = ws_event(g, ws, "stdin");
+    assert_int_equal(json_integer_value(json_object_get(e, "offset")), offset);
+    assert_int_equal(json_integer_value(json_object_get(e, "next")), next);
+    assert_int_equal(json_is_true(json_object_get(e, "closed")), closed);
+    json_decref(e);
+}
+
+/* A client that states its place hears what the guest has: once when it comes, and not for each message. */
+static void test_stdin_is_told(void **state)
+{
+    struct rig *g = *state;
+    struct attach_keys k = new_session(g, "{\"argv\":[\"sh\"],\"stdin\":true}");
+    struct ws ws = ws_open(g, &k, "&stdin_offset=0&stdin_writer=one");
+    assert_int_equal(ws.status, 101);
+    struct guest_process *p = guest_process_of(g, &k);
+    p->far = true;
+    stdin_told(g, &ws, 0, 0, false);
+    fake_started(p, 77);
+    json_decref(ws_event(g, &ws, "started"));
+    for (int i = 0; i < 10; i++)
+        ws_send(g, &ws, WS_BINARY, "\0abc", 4);
+    rig_until(g, p->input_n == 30);
+    rig_until(g, p->asked > 0);
+    assert_int_equal(p->asked, 1); /* when the stream had rested */
+    p->arrived = 30;
+    p->events.stdin_arrived(p->arg, 30);
+    stdin_told(g, &ws, 30, 30, false);
+    /* It comes back, not knowing of all that. */
+    ws_finish(&ws);
+    ws = ws_open(g, &k, "&stdin_offset=15&stdin_writer=one");
+    stdin_told(g, &ws, 30, 30, false);
+    json_decref(ws_event(g, &ws, "started"));
+    ws_send(g, &ws, WS_BINARY, "\0abcabcabcabcabcXY", 18);
+    rig_until(g, p->input_n == 32);
+    assert_memory_equal(p->input + 27, "abcXY", 5);
+    ws_text(g, &ws, "{\"type\":\"stdin_close\"}");
+    rig_until(g, p->input_closed);
+    rig_until(g, p->asked > 1);
+    p->arrived = 32;
+    p->events.stdin_arrived(p->arg, 33);
+    stdin_told(g, &ws, 32, 32, true);
+    ws_finish(&ws);
+    /* Another one begins where that has ended. */
+    ws = ws_open(g, &k, "&stdin_offset=end&stdin_writer=two");
+    stdin_told(g, &ws, 32, 32, true);
+    ws_finish(&ws);
+}
+
+/* Who does not say where it writes hears nothing, and nobody is asked for it. */
+static void test_stdin_is_not_told_unasked(void **state)
+{
+    struct rig *g = *state;
+    struct attach_keys k = new_session(g, "{\"argv\":[\"sh\"],\"stdin\":true}");
+    struct ws ws = ws_open(g, &k, "");
+    struct guest_process *p = guest_process_of(g, &k);
+    p->far = true;
+    ws_send(g, &ws, WS_BINARY, "\0abc", 4);
+    rig_until(g, p->input_n == 3);
+    p->arrived = 3;
+    p->events.stdin_arrived(p->arg, 3);
+    fake_started(p, 77);
+    json_decref(ws_event(g, &ws, "started"));
+    assert_int_equal(p->asked, 0);
+    ws_finish(&ws);
+}
+
+static void conflict_told(struct rig *g, struct ws *ws, json_int_t offset)
+{
+    json_t *e = ws_event(g, ws, "stdin_conflict");
+    assert_int_equal(json_integer_value(json_object_get(e, "offset")), offset);
+    assert_true(json_string_length(json_object_get(e, "message")) > 0);
+    json_decref(e);
+    ws_closes(g, ws, 4002);
+    ws_finish(ws);
+}
+
+/* Another's bytes in between: an error that says how far stdin is, at once and later. */
+static void test_stdin_conflicts(void **state)
+{
+    struct rig *g = *state;
+    struct attach_keys k = new_session(g, "{\"argv\":[\"sh\"],\"stdin\":true}");
+    struct ws ws = ws_open(g, &k, "&stdin_offset=0");
+    struct guest_process *p = guest_process_of(g, &k);
+    fake_started(p, 77);
+    stdin_told(g, &ws, 0, 0, false);
+    json_decref(ws_event(g, &ws, "started"));
+    ws_send(g, &ws, WS_BINARY, "\0abc", 4);
+    rig_until(g, p->input_n == 3);
+    stdin_told(g, &ws, 3, 3, false);
+    char path[256];
+    (void)snprintf(path, sizeof(path), "/processes/%s/stdin", k.process);
+    struct answer a = answer_of(g, request(g, "user", "POST", sb_path(g, path), "", "POST", 4));
+    assert_int_equal(a.status, 204);
+    assert_string_equal(header_of(&a, "X-Space-Stdin-Offset"), "7");
+    answer_free(&a);
+    ws_send(g, &ws, WS_BINARY, "\0def", 4);
+    conflict_told(g, &ws, 7);
+    static const struct {
+        const char *query;
+        unsigned status;
+    } queries[] = {
+        {"&stdin_offset=3", 409},
+        {"&stdin_offset=8", 409},
+        {"&stdin_offset=0&stdin_writer=x", 409},
+        {"&stdin_offset=-1", 400},
+        {"&stdin_offset=9223372036854775808", 400},
+        {"&stdin_offset=ends", 400},
+        {"&stdin_offset=", 400},
+        {"&stdin_writer=x", 400},
+        {"&stdin_offset=7&stdin_writer=", 400},
+        {"&stdin_offset=7&stdin_writer=a.b", 400},
+        {"&stdin_offset=7&stdin_writer=aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
+         400},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(queries); i++) {
+        ws = ws_open(g, &k, queries[i].query);
+        if (ws.status != queries[i].status)
+            fail_msg("%s: %u", queries[i].query, ws.status);
+        assert_int_equal(ws.told_stdin, ws.status == 409);
+        assert_int_equal(ws.stdin_offset, ws.told_stdin ? 7 : 0);
+        ws_finish(&ws);
+    }
+    assert_memory_equal(p->input, "abcPOST", 7);
+    (void)snprintf(path, sizeof(path), "/v1/attach/%s?token=%s&stdin_offset=7", k.session, k.token);
+    a = answer_of(g, request(g, NULL, "GET", path, "Accept: application/x-ndjson\r\n", NULL, 0));
+    assert_int_equal(a.status, 400);
+    answer_free(&a);
+    /* What comes when the command has ended crosses that on its way. */
+    k = new_session(g, "{\"argv\":[\"sh\"],\"stdin\":true,\"start\":\"now\"}");
+    struct guest_process *ended = guest_process_of(g, &k);
+    fake_started(ended, 78);
+    fake_exit(ended, 0);
+    ws = ws_open(g, &k, "&stdin_offset=5");
+    ws_send(g, &ws, WS_BINARY, "\0abc", 4);
+    ws_text(g, &ws, "{\"type\":\"stdin_close\"}");
+    json_decref(ws_event(g, &ws, "started"));
+    json_decref(ws_event(g, &ws, "result"));
+    ws_closes(g, &ws, 1000);
+    ws_finish(&ws);
+}
+
+/* One by one is no conflict. */
+static void test_stdin_in_turns(void **state)
+{
+    struct rig *g = *state;
+    struct attach_keys k = new_session(g, "{\"argv\":[\"sh\"],\"stdin\":true,\"start\":\"now\"}");
+    struct guest_process *p = guest_process_of(g, &k);
+    fake_started(p, 77);
+    char path[256];
+    (void)snprintf(path, sizeof(path), "/processes/%s/stdin", k.process);
+    struct answer a = answer_of(g, request(g, "user", "POST", sb_path(g, path), "", "abcPOST", 7));
+    assert_int_equal(a.status, 204);
+    answer_free(&a);
+    struct ws ws = ws_open(g, &k, "&stdin_offset=7");
+    stdin_told(g, &ws, 7, 7, false);
+    json_decref(ws_event(g, &ws, "started"));
+    ws_send(g, &ws, WS_BINARY, "\0def", 4);
+    rig_until(g, p->input_n == 10);
+    ws_finish(&ws);
+}
+
+/* The guest has not said yet how far stdin is: the client is let in, and what it gives waits for that. */
+static void test_stdin_is_found_later(void **state)
+{
+    struct rig *g = *state;
+    for (int fits = 0; fits < 2; fits++) {
+        struct attach_keys k = new_session(g, "{\"argv\":[\"sh\"],\"stdin\":true}");
+        struct ws ws = ws_open(g, &k, "&stdin_offset=0");
+        ws_send(g, &ws, WS_BINARY, "\0abcdef", 7);
+        struct guest_process *p = guest_process_of(g, &k);
+        rig_until(g, p->input_n == 6);
+        ws_finish(&ws);
+        fake_link(g->w->sandboxes, g->w->sb, NULL, &(struct error){.code = ERROR_UNAVAILABLE});
+        fake_link(g->w->sandboxes, g->w->sb, g->w->guest, NULL);
+        p = fake_process(g->w->guest, k.process);
+        assert_true(p->adopted);
+        p->input_base = 4;
+        ws = ws_open(g, &k, fits ? "&stdin_offset=3" : "&stdin_offset=5");
+        assert_int_equal(ws.status, 101);
+        ws_send(g, &ws, WS_BINARY, fits ? "\0defghi" : "\0fghi", fits ? 7 : 5);
+        ws_text(g, &ws, "{\"type\":\"stdin_close\"}");
+        for (int i = 0; i < 10; i++)
+            client_poll(g, ws.c);
+        assert_int_equal(p->input_n, 0);
+        fake_started(p, 77);
+        if (!fits) {
+            conflict_told(g, &ws, 4);
+            assert_false(p->input_closed);
+            continue;
+        }
+        rig_until(g, p->input_closed);
+        assert_int_equal(p->input_n, 5);
+        assert_memory_equal(p->input, "efghi", 5);
+        ws_finish(&ws);
+    }
+}
+
 static void test_output_back_pressure(void **state)
 {
     struct rig *g = *state;
@@ -595,6 +794,11 @@ int main(void)
         T(test_bad_messages),
         T(test_late_messages),
         T(test_stdin_back_pressure),
+        T(test_stdin_is_told),
+        T(test_stdin_is_not_told_unasked),
+        T(test_stdin_conflicts),
+        T(test_stdin_in_turns),
+        T(test_stdin_is_found_later),
         T(test_output_back_pressure),
         T(test_all_queues_are_bounded),
         T(test_gap),

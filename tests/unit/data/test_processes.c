@@ -28,7 +28,8 @@ static void test_get(void **state)
     assert_string_equal(json_string_value(json_object_get(a.json, "id")), k.process);
     assert_string_equal(json_string_value(json_object_get(a.json, "state")), "running");
     assert_int_equal(json_array_size(json_object_get(a.json, "argv")), 2);
-    assert_int_equal(json_object_size(a.json), 7);
+    assert_int_equal(json_object_size(a.json), 8);
+    assert_int_equal(json_integer_value(json_object_get(a.json, "stdin_offset")), 0);
     answer_free(&a);
     struct client *c = request(g, "viewer", "GET", process_path(g, &k, "?wait_s=30"), "", NULL, 0);
     for (unsigned i = 0; i < 20; i++)
@@ -263,6 +264,36 @@ static void test_stdin_arrives(void **state)
     assert_int_equal(g->w->sb->busy, 0);
 }
 
+/* An agent that lives and says nothing of it: the answer says how much is known to be there. */
+static void test_stdin_and_a_silent_agent(void **state)
+{
+    struct rig *g = *state;
+    struct attach_keys k;
+    struct guest_process *p = run(g, &k);
+    p->far = true;
+    struct client *c = request(g, "user", "POST", process_path(g, &k, "/stdin"), "", "abc", 3);
+    rig_until(g, p->asked > 0);
+    p->arrived = 2;
+    p->events.stdin_arrived(p->arg, 2);
+    not_answered(g, c);
+    p->events.stdin_silent(p->arg);
+    struct answer a = answer_of(g, c);
+    assert_int_equal(a.status, 504);
+    assert_string_equal(slug_of(&a), "timeout");
+    assert_string_equal(header_of(&a, "X-Space-Stdin-Offset"), "2");
+    answer_free(&a);
+    p->events.stdin_silent(p->arg); /* nobody waits */
+    p->far = false;
+    a = answer_of(g, request(g, "user", "POST", process_path(g, &k, "/stdin?close=1"), "", "de", 2));
+    assert_int_equal(a.status, 204);
+    assert_string_equal(header_of(&a, "X-Space-Stdin-Offset"), "5");
+    answer_free(&a);
+    a = answer_of(g, request(g, "user", "POST", process_path(g, &k, "/stdin"), "", "f", 1));
+    assert_int_equal(a.status, 409);
+    assert_string_equal(header_of(&a, "X-Space-Stdin-Offset"), "5");
+    answer_free(&a);
+}
+
 /* A VM that ends takes along what its guest may not have had: that is not answered as if it had. */
 static void test_stdin_goes_with_the_guest(void **state)
 {
@@ -356,6 +387,7 @@ int main(void)
         T(test_signal_to_a_forgotten_process),
         T(test_stdin),
         T(test_stdin_arrives),
+        T(test_stdin_and_a_silent_agent),
         T(test_stdin_goes_with_the_guest),
         T(test_stdin_of_one_that_starts),
         T(test_stdin_ends),

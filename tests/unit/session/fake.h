@@ -24,8 +24,12 @@ struct guest_process {
     char input[65536];
     size_t input_n, input_max; /* at most input_max bytes are taken */
     bool input_closed;
-    size_t unsent; /* the last bytes of the input are still in the link's queue */
-    bool far;      /* what is given is on its way until the test says that it has arrived */
+    size_t unsent;       /* the last bytes of the input are still in the link's queue */
+    bool far;            /* what is given is on its way until the test says that it has arrived: */
+    size_t arrived;      /* so much of it */
+    uint64_t input_base; /* what an earlier daemon had given it */
+    unsigned asked;      /* how often it was asked what it has */
+    uint64_t ends_within;
     unsigned input_closes;
     int signal;
     bool signal_tree;

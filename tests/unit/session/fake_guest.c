@@ -153,8 +153,28 @@ size_t guest_process_stdin(struct guest_process *p, const void *data, size_t n)
 
 bool guest_process_stdin_ask(struct guest_process *p, uint64_t *ret_mark)
 {
-    *ret_mark = p->input_n + (p->input_closed ? 1 : 0);
+    *ret_mark = p->input_base + p->input_n + (p->input_closed ? 1 : 0);
+    p->asked++;
     return p->far && !p->exited;
+}
+
+void guest_process_stdin_account(const struct guest_process *p, struct guest_stdin *ret)
+{
+    ret->end = p->input_base + p->input_n;
+    ret->sent = ret->end - p->unsent;
+    ret->taken = p->far ? p->input_base + p->arrived : ret->sent;
+}
+
+size_t guest_process_untaken(const struct guest_process *p, const void **ret)
+{
+    size_t n = p->far ? p->input_n - p->arrived : p->unsent;
+    *ret = p->input + (p->input_n - n);
+    return n;
+}
+
+void guest_process_ends_within(struct guest_process *p, uint64_t ms)
+{
+    p->ends_within = ms;
 }
 
 size_t guest_process_unsent(const struct guest_process *p, const void **ret, bool *ret_close)

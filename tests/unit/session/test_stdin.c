@@ -1,0 +1,311 @@
+/* Where stdin stands, and whose turn to write it is: bytes that are stated by their offset are given once,
+ * over connections, restarts and suspends, and never among another's. */
+#include "session/sink.h"
+
+static char name_of[ID_SIZE];
+
+static struct process *running(struct world *w, struct guest_process **ret)
+{
+    struct process *p = new_process(w, "{\"argv\":[\"run\"],\"start\":\"now\",\"stdin\":true}");
+    (void)str_copy(name_of, sizeof(name_of), process_id(p));
+    *ret = fake_process(w->guest, name_of);
+    fake_started(*ret, 42);
+    return p;
+}
+
+/* Another daemon, to which the guest says that it has `has` bytes. */
+static struct process *restarted(struct world *w, uint64_t has, struct guest_process **ret)
+{
+    world_restart(w);
+    fake_link(w->sandboxes, w->sb, w->guest, NULL);
+    w->sb->guest = w->guest;
+    *ret = fake_process(w->guest, name_of);
+    (*ret)->input_base = has;
+    return processes_find(w->sessions, w->sb->id, name_of);
+}
+
+static void on_commit(void *arg, const struct error *err)
+{
+    assert_null(err);
+    *(bool *)arg = true;
+}
+
+static void wait_durable(struct world *w)
+{
+    bool durable = false;
+    store_commit(w->store, on_commit, &durable);
+    world_until(w, durable);
+    world_settle(w);
+}
+
+/* What is taken of it now; whose turn it is gets durable first. */
+static size_t give(struct world *w, struct process *p, const char *writer, uint64_t at, const char *text)
+{
+    size_t taken = 99;
+    for (int tries = 0; tries < 2; tries++) {
+        assert_ok(process_stdin_at(p, writer, at, text, strlen(text), &taken, &w->err), &w->err);
+        if (taken > 0)
+            break;
+        wait_durable(w);
+    }
+    return taken;
+}
+
+static void conflict(struct world *w, struct process *p, const char *writer, uint64_t at, const char *text)
+{
+    size_t taken = 99;
+    struct error err = ERROR_INIT;
+    assert_int_equal(process_stdin_at(p, writer, at, text, strlen(text), &taken, &err), ERROR_CONFLICT);
+    (void)w;
+}
+
+static void input_is(const struct guest_process *g, const char *text)
+{
+    assert_int_equal(g->input_n, strlen(text));
+    assert_memory_equal(g->input, text, g->input_n);
+}
+
+static json_int_t told(const struct process *p)
+{
+    json_t *o = process_json(p);
+    json_t *v = json_object_get(o, "stdin_offset");
+    json_int_t n = json_is_integer(v) ? json_integer_value(v) : -1;
+    json_decref(o);
+    return n;
+}
+
+static void test_each_byte_once(void **state)
+{
+    struct world *w = *state;
+    struct guest_process *g;
+    struct process *p = running(w, &g);
+    assert_int_equal(give(w, p, "a", 0, "hello"), 5);
+    assert_int_equal(give(w, p, "a", 0, "hello"), 5); /* it did not know */
+    assert_int_equal(give(w, p, "a", 3, "lo there"), 8);
+    input_is(g, "hello there");
+    conflict(w, p, "a", 12, "!"); /* a hole */
+    conflict(w, p, "b", 0, "other");
+    conflict(w, p, "b", 10, "e");
+    conflict(w, p, "b", 12, "");
+    assert_int_equal(process_stdin_end(p), 11);
+    assert_int_equal(give(w, p, "b", 11, "!"), 1); /* at the end it may begin */
+    conflict(w, p, "a", 11, "?");
+    conflict(w, p, "a", 0, "hello"); /* which it cannot know to be its own any more */
+    conflict(w, p, "b", 10, "e!");   /* nor can this one */
+    assert_int_equal(give(w, p, "b", 11, "!?"), 2);
+    input_is(g, "hello there!?");
+}
+
+/* Nothing leaves before it is durable whose it is. */
+static void test_a_turn_is_durable_first(void **state)
+{
+    struct world *w = *state;
+    struct guest_process *g;
+    size_t taken = 99;
+    struct process *p = running(w, &g);
+    struct sink *k = sink_open(w, p);
+    world_settle(w);
+    unsigned rooms = k->rooms;
+    assert_ok(process_stdin_at(p, "a", 0, "one", 3, &taken, &w->err), &w->err);
+    assert_true(taken == 0 && g->input_n == 0 && k->rooms == rooms);
+    world_until(w, k->rooms > rooms);
+    assert_int_equal(give(w, p, "a", 0, "one"), 3);
+    /* And who does not say where it writes ends that turn, as durably. */
+    rooms = k->rooms;
+    assert_ok(process_stdin(p, "two", 3, &taken, &w->err), &w->err);
+    assert_int_equal(taken, 0);
+    conflict(w, p, "a", 0, "onemore");
+    world_until(w, k->rooms > rooms);
+    assert_ok(process_stdin(p, "two", 3, &taken, &w->err), &w->err);
+    assert_int_equal(taken, 3);
+    input_is(g, "onetwo");
+    sink_close(k);
+    p = restarted(w, 6, &g);
+    fake_started(g, 42);
+    conflict(w, p, "a", 3, "more");
+    assert_int_equal(give(w, p, "a", 6, "more"), 4);
+}
+
+/* The guest has less than was taken: it is given again, and nothing is asked of it before it has said so. */
+static void test_restart(void **state)
+{
+    struct world *w = *state;
+    struct guest_process *g;
+    size_t taken = 99;
+    struct process *p = running(w, &g);
+    assert_int_equal(give(w, p, "a", 0, "0123456789"), 10);
+    assert_int_equal(told(p), 10);
+    p = restarted(w, 4, &g);
+    struct sink *k = sink_open(w, p);
+    assert_false(process_stdin_known(p));
+    assert_int_equal(told(p), -1);
+    assert_ok(process_stdin_at(p, "a", 2, "23456789ab", 10, &taken, &w->err), &w->err);
+    assert_int_equal(taken, 0);
+    fake_started(g, 42);
+    assert_true(k->rooms > 0 && process_stdin_known(p));
+    assert_int_equal(told(p), 4);
+    assert_int_equal(give(w, p, "a", 2, "23456789ab"), 10);
+    input_is(g, "456789ab");
+    conflict(w, p, "b", 4, "4");
+    sink_close(k);
+    fake_exit(g, 0);
+    world_until(w, g->released);
+    assert_int_equal(told(p), 12);
+    world_restart(w);
+    assert_int_equal(told(processes_find(w->sessions, w->sb->id, name_of)), 12);
+}
+
+static void close_at(struct world *w, struct process *p, uint64_t at)
+{
+    assert_ok(process_stdin_close_at(p, "a", at, &w->err), &w->err);
+}
+
+/* The end is one only behind all that stands before it. */
+static void test_the_end(void **state)
+{
+    struct world *w = *state;
+    struct guest_process *g;
+    struct process *p = running(w, &g);
+    assert_int_equal(give(w, p, "a", 0, "0123456789"), 10);
+    g->far = true;
+    assert_int_equal(process_stdin_close_at(p, "a", 9, &w->err), ERROR_CONFLICT);
+    assert_int_equal(process_stdin_close_at(p, "a", 11, &w->err), ERROR_CONFLICT);
+    close_at(w, p, 10);
+    assert_true(g->input_closed);
+    close_at(w, p, 10); /* again is the same */
+    assert_int_equal(g->input_closes, 1);
+    conflict(w, p, "a", 10, "x");
+    assert_false(process_stdin_is_closed(p));
+
+    p = restarted(w, 7, &g);
+    fake_started(g, 42);
+    assert_false(g->input_closed); /* bytes are missing, and their client will come */
+    assert_int_equal(give(w, p, "a", 7, "789"), 3);
+    close_at(w, p, 10);
+    assert_true(g->input_closed);
+
+    p = restarted(w, 10, &g);
+    fake_started(g, 42);
+    assert_true(g->input_closed); /* nothing is missing, whether the client comes or not */
+    assert_true(process_stdin_is_closed(p));
+    close_at(w, p, 10);
+    assert_int_equal(give(w, p, "a", 5, "56789"), 5);
+    conflict(w, p, "a", 10, "x");
+
+    p = restarted(w, 10, &g);
+    assert_true(process_stdin_is_closed(p));
+    fake_started(g, 42);
+    assert_true(g->input_closed);
+}
+
+static void test_the_end_is_with_the_guest(void **state)
+{
+    struct world *w = *state;
+    struct guest_process *g;
+    struct process *p = running(w, &g);
+    g->far = true;
+    assert_int_equal(give(w, p, "a", 0, "0123"), 4);
+    assert_int_equal(told(p), 0);
+    close_at(w, p, 4);
+    g->arrived = 4;
+    g->events.stdin_arrived(g->arg, 4);
+    assert_int_equal(told(p), 4);
+    assert_false(process_stdin_is_closed(p));
+    g->events.stdin_arrived(g->arg, 5);
+    assert_true(process_stdin_is_closed(p));
+}
+
+static void suspend(struct world *w)
+{
+    const struct error why = {.code = ERROR_UNAVAILABLE, .message = "the sandbox was suspended"};
+    fake_move(w->sandboxes, w->sb, SANDBOX_SUSPENDING);
+    json_decref(sessions_capture(w->sessions, w->sb));
+    fake_link(w->sandboxes, w->sb, NULL, &why);
+    fake_guest_free(w->guest);
+    w->guest = fake_guest_create();
+    fake_move(w->sandboxes, w->sb, SANDBOX_SUSPENDED);
+}
+
+/* What waits in a suspend is with the process, and stays so: also when a daemon is killed while it gives it.
+ */
+static void test_kept_over_a_suspend(void **state)
+{
+    struct world *w = *state;
+    struct guest_process *g;
+    struct process *p = running(w, &g);
+    assert_int_equal(give(w, p, "a", 0, "01234567"), 8);
+    g->unsent = 3;
+    suspend(w);
+    assert_int_equal(told(p), 8);
+    process_stdin_keep_at(p, "a", 6, "6789", 4); /* of which half is there */
+    assert_int_equal(told(p), 10);
+    world_restart(w);
+    p = processes_find(w->sessions, w->sb->id, name_of);
+    assert_int_equal(told(p), 10);
+    assert_true(process_stdin_known(p));
+
+    fake_move(w->sandboxes, w->sb, SANDBOX_RESTORING);
+    fake_link(w->sandboxes, w->sb, w->guest, NULL);
+    fake_move(w->sandboxes, w->sb, SANDBOX_RUNNING);
+    g = fake_process(w->guest, name_of);
+    g->input_base = 5;
+    g->far = true;
+    fake_started(g, 42);
+    input_is(g, "56789");
+    assert_int_equal(told(p), 10); /* the guest has half of it, the record the rest */
+
+    p = restarted(w, 7, &g); /* killed: the guest has got some */
+    fake_started(g, 42);
+    input_is(g, "789");
+    assert_int_equal(process_stdin_end(p), 10);
+    g->far = true;
+    g->arrived = 3;
+    g->events.stdin_arrived(g->arg, 10);
+    p = restarted(w, 10, &g);
+    fake_started(g, 42);
+    input_is(g, "");
+    assert_int_equal(give(w, p, "a", 8, "89ab"), 4);
+    input_is(g, "ab");
+}
+
+static void test_without_stdin(void **state)
+{
+    struct world *w = *state;
+    size_t taken;
+    struct process *p = new_process(w, "{\"argv\":[\"run\"],\"start\":\"now\"}");
+    assert_int_equal(told(p), -1);
+    assert_int_equal(process_stdin_at(p, "a", 0, "", 0, &taken, &w->err), ERROR_CONFLICT);
+    p = new_process(w, "{\"argv\":[\"run\"],\"stdin\":true}");
+    assert_int_equal(told(p), 0);
+}
+
+/* A time limit is the host's as well, and of every daemon's. */
+static void test_time_limit(void **state)
+{
+    struct world *w = *state;
+    struct guest_process *g;
+    struct process *p =
+        new_process(w, "{\"argv\":[\"a\"],\"start\":\"now\",\"timeout_s\":1.5,\"kill_grace_s\":0.25}");
+    (void)str_copy(name_of, sizeof(name_of), process_id(p));
+    assert_int_equal(fake_process(w->guest, name_of)->ends_within, 1750);
+    (void)restarted(w, 0, &g);
+    assert_int_equal(g->ends_within, 1750);
+    p = new_process(w, "{\"argv\":[\"a\"],\"start\":\"now\"}");
+    assert_int_equal(fake_process(w->guest, process_id(p))->ends_within, 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+#define T(name) cmocka_unit_test_setup_teardown(name, world_setup, world_teardown)
+        T(test_each_byte_once),
+        T(test_a_turn_is_durable_first),
+        T(test_restart),
+        T(test_the_end),
+        T(test_the_end_is_with_the_guest),
+        T(test_kept_over_a_suspend),
+        T(test_without_stdin),
+        T(test_time_limit),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
