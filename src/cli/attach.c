@@ -10,6 +10,7 @@
 #include "base/bytes.h"
 #include "base/cleanup.h"
 #include "base/clock.h"
+#include "base/id.h"
 #include "base/str.h"
 #include "cli/exit.h"
 #include "cli/signals.h"
@@ -27,7 +28,9 @@
 #define INTERRUPTS_MAX 3
 #define CLOSE_POLICY 1008
 #define CLOSE_TAKEN_OVER 4001
-#define AHEAD_MAX 65536 /* typed while the command cannot take it */
+#define CLOSE_CONFLICT 4002
+#define KEPT_MAX (1 << 20) /* input that the server has not said to be with the command */
+#define AHEAD_MAX 65536    /* typed while the command cannot take it */
 #define CTRL_C 3
 
 enum step { STEP_GO_ON, STEP_BROKEN, STEP_DONE };
@@ -52,10 +55,13 @@ struct attach {
 
     /* input */
     bool stdin_open;
-    bool stdin_closed;      /* stdin_close was sent */
-    bool unconfirmed_data;  /* input was sent and the server has not said yet that it took it */
-    bool unconfirmed_close; /* the same for its end */
-    bool sent_since_ping;
+    bool stdin_closed; /* our input has ended */
+    char writer[33];   /* our name for the server, so that it knows us again; "": typed input has no place */
+    bool placed;       /* known is: */
+    uint64_t kept_at;  /* where in the command's stdin the first byte of `kept` stands, */
+    uint64_t sent_at;  /* and the next one that goes over this connection */
+    struct buf kept;   /* read, and not known to be with the command */
+    bool end_sent;     /* over this connection */
     struct keys keys;
     struct buf ahead; /* typed while there was no connection, or no command yet */
 
@@ -175,6 +181,7 @@ static void ask_to_redraw(struct attach *a)
 }
 
 static void send_input(struct attach *a, unsigned char *message, size_t n);
+static void send_kept(struct attach *a);
 
 /* What was typed before there was anybody to take it. */
 static void send_ahead(struct attach *a)
@@ -197,8 +204,50 @@ static void on_started(struct attach *a)
     a->redrawn = true;
     send_size(a);
     send_ahead(a);
-    if (a->stdin_closed && a->unconfirmed_close) /* the first one may have been lost */
-        send_json(a, json_pack("{s:s}", "type", "stdin_close"));
+    send_kept(a);
+}
+
+/* What has been read goes out as far as the connection takes it, at the end its end. After a break this
+ * begins again where the command certainly is. */
+static void send_kept(struct attach *a)
+{
+    unsigned char message[STDIN_CHUNK + 1] = {0};
+    if (!a->ws || !a->started || !a->placed)
+        return;
+    uint64_t end = a->kept_at + buf_len(&a->kept);
+    while (a->sent_at < end && !ws_wants_write(a->ws)) {
+        size_t n = end - a->sent_at < STDIN_CHUNK ? (size_t)(end - a->sent_at) : STDIN_CHUNK;
+        memcpy(message + 1, (const char *)buf_head(&a->kept) + (a->sent_at - a->kept_at), n);
+        if (!ws_send(a->ws, false, message, n + 1))
+            return;
+        a->sent_at += n;
+        (void)ws_write(a->ws);
+    }
+    if (a->sent_at < end || !a->stdin_closed || a->end_sent)
+        return;
+    send_json(a, json_pack("{s:s}", "type", "stdin_close"));
+    a->end_sent = true;
+}
+
+/* How far the command's input has certainly come. */
+static void on_stdin(struct attach *a, const json_t *m)
+{
+    uint64_t taken = (uint64_t)json_integer_value(json_object_get(m, "offset"));
+    if (!*a->writer)
+        return;
+    if (!a->placed) {
+        a->kept_at = a->sent_at = (uint64_t)json_integer_value(json_object_get(m, "next"));
+        a->placed = true;
+    } else if (taken > a->kept_at + buf_len(&a->kept)) {
+        finish_away(a, "the server speaks of more input than it was given; the command may go on");
+        return;
+    } else if (taken > a->kept_at) {
+        buf_consume(&a->kept, (size_t)(taken - a->kept_at));
+        a->kept_at = taken;
+        a->sent_at = taken > a->sent_at ? taken : a->sent_at;
+        a->progress = true;
+    }
+    send_kept(a);
 }
 
 /* The server sends us away without a result, and says from where on it continues. */
@@ -227,6 +276,8 @@ static void on_text(void *arg, const char *text, size_t n)
         (void)json_object_del(m, "type");
         a->out.result = json_incref(m);
         finish(a, ATTACH_RESULT);
+    } else if (str_eq(type, "stdin")) {
+        on_stdin(a, m);
     } else if (str_eq(type, "suspended")) {
         on_away(a, m, "the sandbox was suspended; the command goes on when it is restored");
     } else if (str_eq(type, "rolled_back")) {
@@ -244,48 +295,22 @@ static void ping(struct attach *a)
     if (a->ping_heard != a->ping_sent || !ws_ping(a->ws, a->ping_sent + 1))
         return;
     a->ping_sent++;
-    a->sent_since_ping = false;
 }
 
 static void on_pong(void *arg, uint64_t number)
 {
-    struct attach *a = arg;
-    a->ping_heard = number;
-    if (number != a->ping_sent)
-        return;
-    if (a->sent_since_ping)
-        ping(a);
-    else
-        a->unconfirmed_data = a->unconfirmed_close = false;
+    ((struct attach *)arg)->ping_heard = number;
 }
 
 static const struct ws_events ws_events = {on_binary, on_text, on_pong};
 
 /* --- what goes to the server --- */
 
-/* A ping after input: its answer says that the server has taken the input. One at a time. */
-static void confirm_input(struct attach *a)
-{
-    a->sent_since_ping = true;
-    ping(a);
-}
-
 /* message: one byte for the channel, then n bytes of input. */
 static void send_input(struct attach *a, unsigned char *message, size_t n)
 {
     message[0] = 0;
     (void)ws_send(a->ws, false, message, n + 1);
-    a->unconfirmed_data = true;
-    confirm_input(a);
-}
-
-static void send_end(struct attach *a)
-{
-    a->stdin_open = false;
-    a->stdin_closed = true;
-    send_json(a, json_pack("{s:s}", "type", "stdin_close"));
-    a->unconfirmed_close = true;
-    confirm_input(a);
 }
 
 static void leave(struct attach *a, int number)
@@ -316,20 +341,34 @@ static void take_typed(struct attach *a, const unsigned char *input, size_t n)
         finish(a, ATTACH_DETACHED);
 }
 
-static void read_stdin(struct attach *a)
+static void read_typed(struct attach *a)
 {
-    unsigned char input[1 + STDIN_CHUNK];
-    ssize_t n = read(a->spec->stdin_fd, input + 1, STDIN_CHUNK);
+    unsigned char input[STDIN_CHUNK];
+    ssize_t n = read(a->spec->stdin_fd, input, sizeof(input));
     if (n < 0 && (errno == EINTR || errno == EAGAIN))
         return;
-    if (a->spec->tty && n > 0)
-        take_typed(a, input + 1, (size_t)n);
-    else if (a->spec->tty)
-        leave(a, SIGHUP); /* raw mode has no end of input: the terminal is gone */
-    else if (n <= 0)
-        send_end(a);
+    if (n > 0)
+        take_typed(a, input, (size_t)n);
     else
-        send_input(a, input, (size_t)n);
+        leave(a, SIGHUP); /* raw mode has no end of input: the terminal is gone */
+}
+
+static void read_stdin(struct attach *a)
+{
+    if (a->spec->tty) {
+        read_typed(a);
+        return;
+    }
+    size_t room = buf_room(&a->kept) < STDIN_CHUNK ? buf_room(&a->kept) : STDIN_CHUNK;
+    void *to = room > 0 ? buf_reserve(&a->kept, room) : NULL;
+    ssize_t n = to ? read(a->spec->stdin_fd, to, room) : -1;
+    if (!to || (n < 0 && (errno == EINTR || errno == EAGAIN)))
+        return;
+    if (n > 0)
+        buf_added(&a->kept, (size_t)n);
+    a->stdin_open = n > 0;
+    a->stdin_closed = n <= 0;
+    send_kept(a);
 }
 
 static void send_signal(struct attach *a, int number)
@@ -412,7 +451,8 @@ enum { POLL_SIGNALS, POLL_WS, POLL_STDIN, POLL_STDOUT, POLL_STDERR, POLL_COUNT }
 static void set_poll(const struct attach *a, struct pollfd p[POLL_COUNT])
 {
     bool hold = sink_full(&a->sinks[0]) || sink_full(&a->sinks[1]);
-    bool input = a->stdin_open && (a->started || a->spec->tty) && !ws_wants_write(a->ws) && !a->finished;
+    bool takes = a->spec->tty || (a->started && a->placed && buf_room(&a->kept) > 0);
+    bool input = a->stdin_open && takes && !ws_wants_write(a->ws) && !a->finished;
     p[POLL_SIGNALS] = (struct pollfd){.fd = signals_fd(), .events = POLLIN};
     p[POLL_WS] = (struct pollfd){
         .fd = ws_fd(a->ws), .events = (short)((hold ? 0 : POLLIN) | (ws_wants_write(a->ws) ? POLLOUT : 0))};
@@ -446,6 +486,7 @@ static enum step turn(struct attach *a)
      */
     if (ws_wants_write(a->ws))
         (void)ws_write(a->ws);
+    send_kept(a);
     return fine ? check_silence(a) : STEP_BROKEN;
 }
 
@@ -453,19 +494,26 @@ static int connect_now(struct attach *a, bool *ret_refused, struct error *err)
 {
     const struct attach_spec *s = a->spec;
     char offsets[112];
+    char place[112] = "";
+    if (*a->writer && a->placed)
+        (void)snprintf(place, sizeof(place), "&stdin_offset=%llu&stdin_writer=%s",
+                       (unsigned long long)a->kept_at, a->writer);
+    else if (*a->writer)
+        (void)snprintf(place, sizeof(place), "&stdin_offset=end&stdin_writer=%s", a->writer);
     /* Who comes back after a break does not send away who came meanwhile. */
     (void)snprintf(offsets, sizeof(offsets), "?stdout_offset=%llu&stderr_offset=%llu%s",
                    (unsigned long long)a->offsets[0], (unsigned long long)a->offsets[1],
                    s->takeover && !a->attached ? "&takeover=1" : "");
     AUTO_FREE char *base = client_path("/v1/attach/%s", a->session_id ? a->session_id : s->session_id);
-    AUTO_FREE char *path = base ? str_printf("%s%s", base, offsets) : NULL;
+    AUTO_FREE char *path = base ? str_printf("%s%s%s", base, offsets, place) : NULL;
     if (!path)
         return error_set(err, ERROR_NO_MEMORY, "out of memory");
     struct ws_config config = {path, a->token ? a->token : s->token, "space.attach.v1"};
     a->started = false;
+    a->sent_at = a->kept_at;
+    a->end_sent = false;
     a->progress = false;
     a->ping_sent = a->ping_heard = 0;
-    a->sent_since_ping = false;
     a->heard_at = clock_mono_ns();
     return ws_connect(s->client, &config, &ws_events, a, &a->ws, ret_refused, err);
 }
@@ -581,13 +629,12 @@ static int after_connection(struct attach *a, bool broken, struct error *err)
     disconnect(a);
     if (code == CLOSE_POLICY) /* what we sent was not liked: sending it again would not help */
         return error_set(err, ERROR_INVALID, "the server ended the connection: %s", a->why);
+    if (code == CLOSE_CONFLICT) {
+        a->out.goes_on = true;
+        return error_set(err, ERROR_CONFLICT, "our input has lost its place: %s", a->why);
+    }
     if (code == CLOSE_TAKEN_OVER)
         finish_away(a, taken_over);
-    else if (broken && a->unconfirmed_data && !a->spec->tty) {
-        a->out.goes_on = true;
-        return error_set(err, ERROR_UNAVAILABLE,
-                         "the connection broke while input was being sent; the command may have missed some");
-    }
     return 0;
 }
 
@@ -653,6 +700,7 @@ static void drop(struct attach *a)
     sink_finish(&a->sinks[0]);
     sink_finish(&a->sinks[1]);
     buf_finish(&a->ahead);
+    buf_finish(&a->kept);
     free(a->session_id);
     free(a->token);
 }
@@ -667,6 +715,13 @@ int attach_run(const struct attach_spec *spec, struct attach_outcome *ret, struc
     sink_init(&a.sinks[0], spec->stdout_fd);
     sink_init(&a.sinks[1], spec->stderr_fd);
     buf_init(&a.ahead, AHEAD_MAX);
+    buf_init(&a.kept, KEPT_MAX);
+    if (spec->stdin_fd >= 0 && !spec->tty) {
+        unsigned char name[16];
+        id_random(name, sizeof(name));
+        str_hex(name, sizeof(name), a.writer);
+        a.placed = !spec->input_from_end;
+    }
     int rc = spec->tty ? tty_raw(spec->stdin_fd, err) : 0;
     while (rc == 0 && !a.finished) {
         rc = run_connection(&a, &r, err);

@@ -21,6 +21,7 @@ struct attach_spec {
     uint64_t stdout_offset, stderr_offset;
     int stdin_fd;             /* -1: no input is sent */
     int stdout_fd, stderr_fd; /* -1: thrown away */
+    bool input_from_end;      /* the command may have had input before; else it has had none but ours */
     bool tty;                 /* stdin_fd is a terminal: raw mode, sizes are sent, `keys` detach */
     struct keys keys;
     bool takeover;         /* the process's other attachments are ended */

@@ -149,6 +149,7 @@ static struct ending foreground(struct cli *c, const struct session_ref *se, con
                                .stdin_fd = f->input ? STDIN_FILENO : -1,
                                .stdout_fd = f->discard[0] ? -1 : STDOUT_FILENO,
                                .stderr_fd = f->discard[1] ? -1 : STDERR_FILENO,
+                               .input_from_end = f->attach,
                                .tty = f->tty,
                                .keys = f->keys,
                                .takeover = cli_flag(c->args, "takeover"),

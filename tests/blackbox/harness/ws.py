@@ -225,7 +225,7 @@ class Attachment:
         self.abort()
 
 
-def attach_path(session, stdout_offset, stderr_offset, token, takeover=False):
+def attach_path(session, stdout_offset, stderr_offset, token, takeover=False, stdin=None):
     url = urllib.parse.urlsplit(session["attach"]["url"])
     query = dict(urllib.parse.parse_qsl(url.query))
     if token:
@@ -236,6 +236,8 @@ def attach_path(session, stdout_offset, stderr_offset, token, takeover=False):
         query["stderr_offset"] = stderr_offset
     if takeover:
         query["takeover"] = 1
+    if stdin:
+        query["stdin_offset"], query["stdin_writer"] = stdin
     return url.path + ("?" + urllib.parse.urlencode(query) if query else "")
 
 
@@ -243,12 +245,14 @@ class Attach(Attachment):
     """Attach by WebSocket. session: the answer of POST .../sessions."""
 
     def __init__(self, api, session, stdout_offset=0, stderr_offset=0, token=None, bearer=False, timeout=60,
-                 protocol="space.attach.v1", takeover=False):
+                 protocol="space.attach.v1", takeover=False, stdin=None):
+        """stdin: (offset of the first byte that will be sent, or "end"; the writer's name)."""
         super().__init__(stdout_offset, stderr_offset)
         token = session["attach"]["token"] if token is None else token
         headers = {"Authorization": f"Bearer {token}"} if bearer else {}
         self.ws = WebSocket(api.host, api.port,
-                            attach_path(session, stdout_offset, stderr_offset, None if bearer else token, takeover),
+                            attach_path(session, stdout_offset, stderr_offset, None if bearer else token, takeover,
+                                        stdin),
                             protocol, headers, timeout, api.source)
         self.closed = None
 

@@ -10,6 +10,7 @@ import sys
 import tarfile
 import tempfile
 import threading
+import time
 import unittest
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
@@ -503,12 +504,92 @@ class Breaks(Case):
                                [STARTED, result(exit_code=0), ("close", 1000)]]
         self.assertEqual(self.space("exec", "--no-stdin", "sb_1", "x").returncode, 0)
 
-    def test_lost_input_is_not_passed_over(self):
-        hold = threading.Event()
-        self.server.scripts = [[STARTED, ("until", lambda m: hold.wait(0) or isinstance(m, bytes)), ("drop",)]]
-        r = self.space("exec", "sb_1", "x", input=b"z" * 2000000)
-        self.assertEqual(r.returncode, 125)
-        self.assertIn(b"input was being sent", r.stderr)
+class Input(Case):
+    """What the server does not say to be with the command is given again."""
+
+    DATA = b"".join(b"%07d\n" % n for n in range(250_000))  # more than is kept: some must be taken before the rest is read
+
+    def taking(self, first, *ends):
+        """Steps that take input from offset `first` on, and say so at each end."""
+        had = [first]
+
+        def enough(end):
+            def look(message):
+                had[0] += len(message) - 1 if isinstance(message, bytes) else 0
+                return had[0] >= end
+            return look
+
+        return [step for end in ends for step in (
+            ("until", enough(end)), ("json", {"type": "stdin", "offset": end, "next": end, "closed": False}))]
+
+    def ended(self):
+        return [("until", lambda m: isinstance(m, str) and "stdin_close" in m), result(exit_code=0), ("close", 1000)]
+
+    def test_it_goes_on_where_the_command_is(self):
+        size = len(self.DATA)
+        self.server.scripts = [[STARTED, *self.taking(0, 100_000, 900_000), ("drop",)],
+                               [("refuse", 503, problem(503, "unavailable"))],
+                               [STARTED, ("until", lambda m: isinstance(m, bytes)), ("drop",)],
+                               [STARTED, *self.taking(900_000, 1_500_000, size), *self.ended()]]
+        r = self.space("exec", "-i", "sb_1", "x", input=self.DATA)
+        self.assertEqual((r.returncode, r.stderr), (0, b""))
+        asked = [(a["stdin_offset"], a["stdin_writer"]) for a in self.server.attaches]
+        self.assertEqual([one[0] for one in asked], ["0", "900000", "900000", "900000"])
+        self.assertEqual(len({one[1] for one in asked}), 1)
+        self.assertRegex(asked[0][1], "^[0-9a-f]{32}$")
+        last = b"".join(m[1:] for m in self.server.received if isinstance(m, bytes))
+        self.assertTrue(last.endswith(self.DATA[900_000:]))
+
+    def test_the_end_is_given_again(self):
+        self.server.scripts = [[STARTED, ("until", lambda m: isinstance(m, str) and "stdin_close" in m), ("drop",)],
+                               [STARTED, *self.ended()]]
+        r = self.space("exec", "-i", "sb_1", "x", input=b"abc")
+        self.assertEqual((r.returncode, r.stderr), (0, b""))
+        self.assertEqual([m for m in self.server.received if m in (b"\0abc", '{"type":"stdin_close"}')],
+                         [b"\0abc", '{"type":"stdin_close"}'] * 2)
+
+    def test_no_more_is_read_than_is_kept(self):
+        held = threading.Event()
+        self.server.scripts = [[STARTED, ("wait", held), result(exit_code=0), ("close", 1000)]]
+        read, write = os.pipe()
+        p = self.start("exec", "-i", "sb_1", "x", stdin=read)
+        os.close(read)
+        os.set_blocking(write, False)
+        taken = idle = 0
+        while idle < 20:
+            try:
+                taken += os.write(write, bytes(65536))
+                idle = 0
+            except BlockingIOError:
+                idle += 1
+                time.sleep(0.05)  # for as long as nothing more is taken
+        self.assertGreaterEqual(taken, 1 << 20)
+        self.assertLessEqual(taken, (1 << 20) + 2 * 65536)  # and what the pipe holds
+        held.set()
+        self.assertEqual(p.wait(20), 0)
+        os.close(write)
+        p.stdout.close()
+        p.stderr.close()
+
+    def test_it_begins_at_the_end_of_another_ones(self):
+        self.server.scripts = [[STARTED, ("json", {"type": "stdin", "offset": 40, "next": 50, "closed": False}),
+                                ("until", lambda m: m == b"\0abc"), ("drop",)],
+                               [("json", {"type": "stdin", "offset": 52, "next": 52, "closed": False}), STARTED,
+                                ("until", lambda m: m == b"\0c"), *self.ended()]]
+        r = self.space("attach", "-i", "sb_1", "pr_1", input=b"abc")
+        self.assertEqual((r.returncode, r.stderr), (0, b""))
+        self.assertEqual([a["stdin_offset"] for a in self.server.attaches], ["end", "50"])
+
+    def test_a_place_that_is_lost_is_told(self):
+        refused = problem(409, "conflict", "another one's bytes")
+        for script, word in (([("json", {"type": "stdin_conflict", "offset": 9, "message": "no"}),
+                               ("close", 4002, b"another one's bytes")], b"another one's bytes"),
+                             ([("drop",)], b"another one's bytes"),
+                             ([("json", {"type": "stdin", "offset": 999, "next": 999, "closed": False})], b"more input")):
+            self.server.scripts = [[STARTED, ("until", lambda m: isinstance(m, bytes)), *script], [("refuse", 409, refused)]]
+            r = self.space("exec", "-i", "sb_1", "x", input=b"abc")
+            self.assertEqual(r.returncode, 125, script)
+            self.assertIn(word, r.stderr)
 
 
 class Signals(Case):
