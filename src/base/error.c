@@ -51,6 +51,7 @@ static const struct {
     {ERROR_REFUSED, 502, "port_closed", "Port closed"},
     {ERROR_RESET, 502, "connection_reset", "The connection was broken off in the sandbox"},
     {ERROR_DAMAGED, 409, "damaged_snapshot", "The snapshot is damaged"},
+    {ERROR_BUILD_FAILED, 422, "build_failed", "The template could not be built"},
 };
 
 static size_t find(int code)

@@ -46,7 +46,8 @@ enum error_code {
     ERROR_INCOMPATIBLE = -31,     /* 409 incompatible_snapshot: made by another VMM, processor or machine */
     ERROR_REFUSED = -32,          /* 502 port_closed: nothing in the guest listens at the port */
     ERROR_RESET = -33,            /* 502 connection_reset: the guest broke the connection off */
-    ERROR_DAMAGED = -34           /* 409 damaged_snapshot: what was kept is not what was written */
+    ERROR_DAMAGED = -34,          /* 409 damaged_snapshot: what was kept is not what was written */
+    ERROR_BUILD_FAILED = -35      /* 422 build_failed: a program that makes a template gave up */
 };
 
 #define ERROR_MESSAGE_MAX 512 /* bytes, with the NUL; longer text is cut */

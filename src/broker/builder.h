@@ -60,7 +60,8 @@ int step_start(struct step *s, struct error *err);
 /* Waits for its end. Its own failure is this call's error. */
 int step_wait(struct step *s, struct step_result *ret, struct error *err);
 
-/* Runs a program in a step and waits. ERROR_INTERNAL when it does not exit with 0. */
+/* Runs a program in a step and waits. ERROR_BUILD_FAILED when it does not exit with 0: why is in
+ * the log. */
 int step_execute(char *const argv[], struct error *err);
 
 /* One line to the build's log (standard error). */

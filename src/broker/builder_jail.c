@@ -264,7 +264,7 @@ int step_execute(char *const argv[], struct error *err)
         return 0;
     if (WIFEXITED(status) && WEXITSTATUS(status) == 127)
         return error_set(err, ERROR_UNAVAILABLE, "%s is not installed on this host", argv[0]);
-    return error_set(err, ERROR_INTERNAL, "%s failed (%s %d); see the build's log", argv[0],
+    return error_set(err, ERROR_BUILD_FAILED, "%s failed (%s %d)", argv[0],
                      WIFEXITED(status) ? "exit status" : "signal",
                      WIFEXITED(status) ? WEXITSTATUS(status) : WTERMSIG(status));
 }

@@ -60,12 +60,25 @@ static json_t *result_json(const struct build *b, const struct release *r)
                                json_sprintf("sha256:%s", r->digest), "name", b->name, "tag", b->tag));
 }
 
+/* A program that gave up has said why: most often it is a word of the request, a package's name for example.
+ */
+static void quote_log(const struct build *b, struct error *err)
+{
+    char said[LOG_QUOTE_MAX];
+    build_log_quote(b, said, sizeof(said));
+    size_t used = strlen(err->message);
+    if (*said)
+        (void)snprintf(err->message + used, sizeof(err->message) - used, ": %s", said);
+}
+
 /* err NULL: r is the release it made, or made again. */
 static void finish(struct build *b, const struct release *r, struct error *err)
 {
     struct templates *t = b->t;
     struct operation *op = operations_find(t->sandboxes, b->operation_id);
     build_log_close(b, err != NULL);
+    if (err && err->code == ERROR_BUILD_FAILED)
+        quote_log(b, err);
     if (err && buf_len(&b->log) > 0) {
         size_t used = strlen(err->message);
         (void)snprintf(err->message + used, sizeof(err->message) - used, " (log of build %s)", b->id);

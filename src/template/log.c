@@ -11,7 +11,8 @@
 #include "template/private.h"
 
 #define READ_SIZE 8192
-#define LAST_READS 256 /* more than the largest pipe holds: whoever still writes is not waited for */
+#define LAST_READS 256     /* more than the largest pipe holds: whoever still writes is not waited for */
+#define QUOTED_LINE_MAX 90 /* bytes of a line that an error quotes: of longer ones the end tells least */
 
 /* false: nothing more for now. */
 static bool read_some(struct build *b)
@@ -66,6 +67,54 @@ void build_log_close(struct build *b, bool failed)
     (void)fs_write_atomic(t->upload_fd, name, buf_head(&b->log), buf_len(&b->log), 0600, NULL);
     if (failed)
         keep_failed(t, b->id);
+}
+
+/* The builder's own last words are the error that the lines are added to. */
+static bool worth_quoting(const char *line, size_t n, bool errors_only)
+{
+    static const char *const own = "build failed: ";
+    if (n == 0 || (n >= strlen(own) && memcmp(line, own, strlen(own)) == 0))
+        return false;
+    return !errors_only || (n > 2 && memcmp(line, "E: ", 3) == 0);
+}
+
+/* Lines from the last on, each put before the later ones, as many as fit. */
+static void quote(const char *text, size_t n, bool errors_only, char *to, size_t size)
+{
+    size_t at = size - 1; /* what is quoted stands at the end of `to` until all is there */
+    to[at] = '\0';
+    while (n > 0) {
+        size_t start = n;
+        while (start > 0 && text[start - 1] != '\n')
+            start--;
+        size_t len = n - start;
+        bool last = at == size - 1;
+        size_t take = len < QUOTED_LINE_MAX ? len : QUOTED_LINE_MAX;
+        if (worth_quoting(text + start, len, errors_only)) {
+            if (take + (last ? 0 : 2) > at)
+                break;
+            if (!last)
+                memcpy(to + (at -= 2), "; ", 2);
+            memcpy(to + (at -= take), text + start, take);
+        }
+        n = start > 0 ? start - 1 : 0;
+    }
+    for (char *p = to + at; p < to + size - 1; p++)
+        if ((unsigned char)*p < ' ')
+            *p = *p == '\t' ? ' ' : '?';
+    memmove(to, to + at, size - at);
+    str_make_text(to, false);
+}
+
+void build_log_quote(const struct build *b, char *to, size_t size)
+{
+    const char *text = (const char *)buf_head(&b->log);
+    *to = '\0';
+    if (buf_len(&b->log) == 0)
+        return;
+    quote(text, buf_len(&b->log), true, to, size);
+    if (*to == '\0')
+        quote(text, buf_len(&b->log), false, to, size);
 }
 
 static bool of_a_release(struct templates *t, const char *name)

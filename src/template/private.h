@@ -17,6 +17,7 @@
 #define UPLOADS_OPEN_MAX 8  /* being written */
 #define UPLOADS_KEPT_MAX 16 /* whole, waiting for their build */
 #define UPLOAD_KEEP_MS 3600000
+#define LOG_QUOTE_MAX 300  /* bytes of it that an error quotes, with the NUL */
 #define LOG_MAX 65536      /* bytes of a build's log that are kept: the last ones */
 #define FAILED_LOGS_MAX 16 /* logs kept of builds that failed */
 #define TAG_DEFAULT "latest"
@@ -137,4 +138,7 @@ void upload_consume(struct templates *t, const char *id);
 /* log.c */
 int build_log_open(struct build *b, struct error *err);
 void build_log_close(struct build *b, bool failed); /* the file is written */
-void build_log_sweep(struct templates *t);          /* at start: files of nobody */
+/* What the log says last, for an error: lines that are marked as errors ("E: ", as APT does), or, where none
+ * is, the last ones; on one line of text, "; " between them. "" when it says nothing. */
+void build_log_quote(const struct build *b, char *to, size_t size);
+void build_log_sweep(struct templates *t); /* at start: files of nobody */

@@ -157,9 +157,31 @@ class HostileArchives(SpaceTest):
         self.addCleanup(self.api.call, "DELETE", "/v1/templates/noise")
         answer = self.api.ok("POST", "/v1/templates/noise/releases", {"kind": "tar", "upload": upload}).json
         op = self.api.wait_operation(answer.get("operation", answer), check=False)
-        self.assertEqual(op["status"], "failed")
-        self.assertTrue(op["error"]["detail"], op)
+        self.refused(op, "Unrecognized archive format")
         self.api.problem("POST", "/v1/sandboxes", {"template": "noise"}, status=404)
+
+    def refused(self, op, words, slug="invalid_request"):
+        """It failed, says why, and nothing of it is left."""
+        self.assertEqual(op["status"], "failed")
+        self.assertEqual(op["error"]["type"], f"urn:space:error:{slug}", op)
+        self.assertIn(words, op["error"]["detail"], op)
+        self.assertEqual(os.listdir(os.path.join(self.server.state_dir, "pool/building")), [])
+
+    def test_an_archive_that_ends_early(self):
+        with open(self.archive(lambda tar: tar.addfile(*self.entry("large", data=b"x" * 1000000))), "rb") as whole:
+            path = os.path.join(self.server.base, "early.tar")
+            with open(path, "wb") as out:
+                out.write(whole.read()[:-500000])
+        answer = self.api.ok("POST", "/v1/templates/early/releases", {"kind": "tar", "upload": self.server.upload(path)}).json
+        self.refused(self.api.wait_operation(answer.get("operation", answer), check=False), "runcated")
+
+    def test_a_package_that_does_not_exist(self):
+        """Debian's tools say so; whoever asked reads it, and not that the server is broken."""
+        answer = self.api.ok("POST", "/v1/templates/mistyped/releases",
+                             {"kind": "debian", "packages": ["nosuchpkg"]}).json
+        op = self.api.wait_operation(answer.get("operation", answer), check=False, timeout=170)
+        self.refused(op, "Unable to locate package nosuchpkg", "build_failed")
+        self.api.problem("GET", "/v1/templates/mistyped", status=404, slug="not_found")
 
     def test_larger_than_its_disk(self):
         def fill(tar):
@@ -170,7 +192,7 @@ class HostileArchives(SpaceTest):
         answer = self.api.ok("POST", "/v1/templates/tight/releases",
                              {"kind": "tar", "upload": upload, "disk_mib": 32}).json
         op = self.api.wait_operation(answer.get("operation", answer), check=False)
-        self.assertEqual(op["status"], "failed")
+        self.refused(op, "disk", "too_large")
 
 
 class Shapes(SpaceTest):

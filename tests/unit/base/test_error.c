@@ -119,7 +119,7 @@ static void test_table_is_whole_and_unique(void **state)
         assert_true(status >= 400 && status < 600);
         seen++;
     }
-    assert_int_equal(seen, -ERROR_DAMAGED);
+    assert_int_equal(seen, -ERROR_BUILD_FAILED);
     assert_int_equal(error_status(-9999), 500);
     assert_string_equal(error_slug(12), "internal");
 }

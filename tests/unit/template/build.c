@@ -226,6 +226,54 @@ static void test_failing_build_keeps_its_log(void **state)
     assert_null(templates_build_log(s->t, "../space.db", &err));
 }
 
+static void fail_saying(struct shop *s, const char *said, size_t n, char detail[ERROR_MESSAGE_MAX])
+{
+    struct error err = ERROR_INIT;
+    char op[ID_SIZE];
+    assert_ok(shop_try(s, "t", "{'kind':'debian'}", op, &err), &err);
+    shop_until(s, fake_templates.open == 1);
+    assert_int_equal(write(fake_templates.builds[0].log_fd, said, n), n);
+    fake_build_fail(ERROR_BUILD_FAILED);
+    assert_string_equal(in_operation(s, op, "error", "type"), "urn:space:error:build_failed");
+    (void)str_copy(detail, ERROR_MESSAGE_MAX, in_operation(s, op, "error", "detail"));
+}
+
+#define FAILED "the root file system could not be built: scripted failure"
+
+/* Whoever asked reads why without looking for the log; what a program said cannot break their terminal. */
+static void test_failing_program_is_quoted(void **state)
+{
+    struct shop *s = *state;
+    char detail[ERROR_MESSAGE_MAX];
+    static const char apt[] = "I: installing\nE: Unable to locate package nosuchpkg\nI: removing /tmp\n"
+                              "E: failed\nbuild failed: x\n";
+    fail_saying(s, apt, sizeof(apt) - 1, detail);
+    assert_non_null(strstr(detail, FAILED ": E: Unable to locate package nosuchpkg; E: failed (log of"));
+    /* None is marked as an error: the last lines. */
+    static const char bare[] = "mke2fs: no room\nbuild failed: image: x\n";
+    fail_saying(s, bare, sizeof(bare) - 1, detail);
+    assert_non_null(strstr(detail, FAILED ": mke2fs: no room (log of"));
+    static const char hostile[] = "E: \33[2J\0\tx\r\377";
+    fail_saying(s, hostile, sizeof(hostile) - 1, detail);
+    assert_non_null(strstr(detail, FAILED ": E: ?[2J? x?? (log of"));
+    /* Much: of many lines the last ones, of each its beginning, and the log's name still fits. */
+    char much[20000];
+    memset(much, 'm', sizeof(much));
+    for (size_t at = 0; at < sizeof(much); at += 1000)
+        memcpy(much + at, at ? "\nE: " : "E: y", 4);
+    memcpy(much + 19000, "\nE: the last", 12);
+    fail_saying(s, much, sizeof(much), detail);
+    assert_null(strstr(detail, "E: y"));
+    const char *last = strstr(detail, "; E: the lastmmm");
+    assert_non_null(last);
+    const char *log = strstr(last, " (log of build tp_");
+    assert_non_null(log);
+    assert_int_equal(log - last, 2 + 90);
+    assert_int_equal(detail[strlen(detail) - 1], ')');
+    fail_saying(s, "", 0, detail);
+    assert_string_equal(detail, FAILED);
+}
+
 /* A mirror that hangs does not keep the one place for builds. */
 static void test_build_ends_in_time(void **state)
 {
@@ -405,6 +453,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_refused, shop_setup, shop_teardown),
         cmocka_unit_test_setup_teardown(test_queue, shop_setup, shop_teardown),
         cmocka_unit_test_setup_teardown(test_failing_build_keeps_its_log, shop_setup, shop_teardown),
+        cmocka_unit_test_setup_teardown(test_failing_program_is_quoted, shop_setup, shop_teardown),
         cmocka_unit_test_setup_teardown(test_build_ends_in_time, shop_setup, shop_teardown),
         cmocka_unit_test_setup_teardown(test_log_is_bounded, shop_setup, shop_teardown),
         cmocka_unit_test_setup_teardown(test_failed_logs_are_bounded, shop_setup, shop_teardown),
