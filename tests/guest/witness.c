@@ -4,6 +4,7 @@
  *   tls          prints the random bytes of a TLS ClientHello, made by a fresh library, in hexadecimal
  *   clocks       prints the wall, monotonic and boot clocks in nanoseconds
  *   tick         prints a line every millisecond, for ever
+ *   port NUMBER  tries to listen on a vsock port: prints "held" when another does, else "taken" or an error
  *   dirty MIB    writes MIB of memory that does not compress, prints "dirty", keeps it until stdin ends
  *   memory MIB   keeps MIB of memory and changes a page at a time, for ever; for every line on stdin it
  *                prints "ok ROUNDS" when every page holds what it should, else "BAD PAGE" */
@@ -17,8 +18,11 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
+
+#include <linux/vm_sockets.h>
 
 #define PAGE 4096
 #define WORDS (PAGE / sizeof(uint64_t))
@@ -166,6 +170,15 @@ static int clocks(void)
     return EXIT_SUCCESS;
 }
 
+static int port(unsigned number)
+{
+    struct sockaddr_vm at = {.svm_family = AF_VSOCK, .svm_cid = VMADDR_CID_ANY, .svm_port = number};
+    int fd = socket(AF_VSOCK, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    bool taken = fd >= 0 && bind(fd, (struct sockaddr *)&at, sizeof(at)) == 0 && listen(fd, 1) == 0;
+    (void)printf("%s\n", taken ? "taken" : errno == EADDRINUSE ? "held" : strerror(errno));
+    return EXIT_SUCCESS;
+}
+
 int main(int argc, char **argv)
 {
     size_t mib = argc > 2 ? strtoul(argv[2], NULL, 10) : 0;
@@ -176,10 +189,12 @@ int main(int argc, char **argv)
         return clocks();
     if (argc == 2 && strcmp(argv[1], "tick") == 0)
         return tick();
+    if (argc == 3 && sized && strcmp(argv[1], "port") == 0)
+        return port((unsigned)mib);
     if (argc == 3 && sized && strcmp(argv[1], "memory") == 0)
         return memory(mib);
     if (argc == 3 && sized && strcmp(argv[1], "dirty") == 0)
         return dirty(mib);
-    (void)fprintf(stderr, "usage: witness tls | clocks | tick | memory MIB | dirty MIB\n");
+    (void)fprintf(stderr, "usage: witness tls | clocks | tick | port NUMBER | memory MIB | dirty MIB\n");
     return 2;
 }
