@@ -2,7 +2,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/vm_sockets.h>
 #include <net/if.h>
 #include <sched.h>
 #include <signal.h>
@@ -20,6 +19,9 @@
 #include <sys/sysmacros.h>
 #include <sys/wait.h>
 #include <time.h>
+
+/* After sys/socket.h: the headers of older kernels (5.10) use it without including it. */
+#include <linux/vm_sockets.h>
 
 #include "agent/cgroup.h"
 #include "agent/disk.h"
