@@ -39,6 +39,8 @@ struct vm_look {
     struct loop_deferred deferred; /* the engine's, for an answer at the end of the turn */
 };
 
+#define VM_MIB (1024 * 1024LL)
+
 struct vm {
     struct vm_engine *engine;
     struct vm_spec spec;
@@ -49,7 +51,6 @@ struct vm {
     char agent_socket[200];
     uint32_t agent_port;
     struct vm_limits told;         /* what the VMM keeps to, as far as it was told */
-    vm_done limit_done;            /* it is being told; gets the vm */
     bool adopted;                  /* it ran before */
     struct loop_timer count_timer; /* while it runs */
     int64_t count_ms;              /* until the next look */

@@ -67,6 +67,7 @@ static const struct fc_step adopt_steps[] = {VERSION, {STEP_STATUS, "GET", "/", 
 static const struct fc_step load_steps[] = {{STEP_CALL, "PUT", "/snapshot/load", fc_body_load}, END};
 static const struct fc_step pause_steps[] = {{STEP_CALL, "PATCH", "/vm", fc_body_pause}, END};
 static const struct fc_step resume_steps[] = {{STEP_CALL, "PATCH", "/vm", fc_body_resume}, END};
+static const struct fc_step limit_steps[] = {{STEP_CALL, "PATCH", "/drives/root", fc_body_limit}, END};
 static const struct fc_step reset_resume_steps[] = {
     DEVICES, {STEP_CALL, "PATCH", "/vm", fc_body_resume}, END};
 static const struct fc_step devices_steps[] = {DEVICES, {STEP_TAKE, NULL, NULL, NULL}, END};
@@ -145,8 +146,12 @@ static int take_status(struct vm *vm, const json_t *body, struct error *err)
 static void step_failed(struct vm *vm, const struct error *err)
 {
     struct fc *q = vm->priv;
+    bool limited = q->step->body == fc_body_limit;
     q->step = NULL;
-    vm_started_fail(vm, err);
+    if (limited) /* vm.c decides what becomes of the VM */
+        vm_started_finish(vm, err);
+    else
+        vm_started_fail(vm, err);
 }
 
 static void on_reply(void *arg, const struct error *err, const json_t *body)
@@ -182,6 +187,8 @@ static void on_reply(void *arg, const struct error *err, const json_t *body)
     }
     if (vm->op == VM_OP_LOAD)
         q->reset_sent = true; /* it is part of what was saved */
+    if (q->step->body == fc_body_resume)
+        q->reset_sent = false;
     next_step(vm);
 }
 
@@ -246,8 +253,6 @@ static void run_step(struct vm *vm)
     const struct fc_step *s = q->step;
     switch (s->kind) {
     case STEP_END:
-        if (vm->op == VM_OP_RESUME)
-            q->reset_sent = false;
         finish_op(vm, NULL);
         return;
     case STEP_CALL:
@@ -324,6 +329,11 @@ static void op_pause(struct vm *vm, vm_done done, void *arg)
     run(vm, vm->state == VM_PAUSED ? no_steps : pause_steps, done, arg);
 }
 
+static void op_limit(struct vm *vm, vm_done done)
+{
+    run(vm, limit_steps, done, vm);
+}
+
 /* --- start and adoption --- */
 
 static int connect_channel(struct vm *vm, const struct broker_vmm_info *info, struct error *err)
@@ -390,7 +400,7 @@ const struct vm_engine_ops vm_firecracker_ops = {
     .pause = op_pause,
     .save = op_save,
     .save_devices = op_save_devices,
-    .limit = fc_limit,
+    .limit = op_limit,
     .count = fc_count,
     .console = fc_console,
     .kill = vm_started_kill,

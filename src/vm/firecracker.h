@@ -49,10 +49,6 @@ int fc_state_take(int run_fd, int state_fd, struct error *err);
 /* Whether this is whole device state: its own checksum is at its end. */
 bool fc_state_is_whole(const unsigned char *p, size_t n);
 
-/* limit.c: tells the VMM the limits of its disk (engine operation). */
-void fc_limit(struct vm *vm, vm_done done);
-json_t *fc_body_limit(const struct vm *vm);
-
 /* firecracker_counts.c. A line of it; false: it is none, or counts what cannot be. */
 bool fc_metrics_parse(const char *text, size_t n, struct vm_counters *ret);
 
@@ -76,4 +72,5 @@ json_t *fc_body_start(const struct vm *vm);
 json_t *fc_body_pause(const struct vm *vm);
 json_t *fc_body_resume(const struct vm *vm);
 json_t *fc_body_load(const struct vm *vm);
+json_t *fc_body_limit(const struct vm *vm);
 json_t *fc_body_state(const struct vm *vm);

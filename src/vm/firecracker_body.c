@@ -72,6 +72,19 @@ json_t *fc_body_load(const struct vm *vm)
                      "File", "backend_path", "/mem", "resume_vm", 0);
 }
 
+/* A bucket that is full after a second; one without a size takes an earlier one away. */
+static json_t *bucket(int64_t a_second)
+{
+    return json_pack("{s:I, s:i}", "size", (json_int_t)a_second, "refill_time", a_second > 0 ? 1000 : 0);
+}
+
+json_t *fc_body_limit(const struct vm *vm)
+{
+    const struct vm_limits *l = &vm->spec.limits;
+    return json_pack("{s:s, s:{s:o, s:o}}", "drive_id", "root", "rate_limiter", "bandwidth",
+                     bucket(l->disk_mib_per_s * VM_MIB), "ops", bucket(l->disk_iops));
+}
+
 json_t *fc_body_state(const struct vm *vm)
 {
     (void)vm;

@@ -21,7 +21,7 @@ enum step_kind { STEP_END, STEP_CALL, STEP_CALL_FD, STEP_MIGRATED, STEP_RELINK, 
 struct qemu_step {
     enum step_kind kind;
     const char *command;
-    json_t *(*args)(const struct qemu *q);
+    json_t *(*args)(const struct vm *vm);
 };
 
 static void next_step(struct vm *vm);
@@ -89,37 +89,46 @@ static const struct qmp_events channel_events = {.event = on_event, .closed = on
 
 /* --- steps --- */
 
-static json_t *args_capabilities(const struct qemu *q)
+static json_t *args_capabilities(const struct vm *vm)
 {
-    (void)q;
+    (void)vm;
     /* x-ignore-shared: memory stays where it is, in the mapped file. */
     return json_pack("{s:[{s:s, s:b}, {s:s, s:b}]}", "capabilities", "capability", "x-ignore-shared", "state",
                      1, "capability", "events", "state", 1);
 }
 
-static json_t *args_getfd(const struct qemu *q)
+static json_t *args_getfd(const struct vm *vm)
 {
-    (void)q;
+    (void)vm;
     return json_pack("{s:s}", "fdname", "state");
 }
 
-static json_t *args_uri(const struct qemu *q)
+static json_t *args_uri(const struct vm *vm)
 {
-    (void)q;
+    (void)vm;
     return json_pack("{s:s}", "uri", "fd:state");
 }
 
-static json_t *args_fdset(const struct qemu *q)
+static json_t *args_fdset(const struct vm *vm)
 {
-    return json_pack("{s:i}", "fdset-id", q->fdset);
+    return json_pack("{s:i}", "fdset-id", ((const struct qemu *)vm->priv)->fdset);
 }
 
-static json_t *args_devices(const struct qemu *q)
+static json_t *args_devices(const struct vm *vm)
 {
     char path[32];
-    (void)snprintf(path, sizeof(path), "/dev/fdset/%d", q->fdset);
+    (void)snprintf(path, sizeof(path), "/dev/fdset/%d", ((const struct qemu *)vm->priv)->fdset);
     /* live: a VM that is stopped would give up its disk, for another VMM to take it over. */
     return json_pack("{s:s, s:b}", "filename", path, "live", 0);
+}
+
+/* At the device, not in the graph of its blocks: the VM's composition stays what it is. */
+static json_t *args_limit(const struct vm *vm)
+{
+    const struct vm_limits *l = &vm->spec.limits;
+    return json_pack("{s:s, s:I, s:i, s:i, s:I, s:i, s:i}", "id", "root", "bps",
+                     (json_int_t)(l->disk_mib_per_s * VM_MIB), "bps_rd", 0, "bps_wr", 0, "iops",
+                     (json_int_t)l->disk_iops, "iops_rd", 0, "iops_wr", 0);
 }
 
 static const struct qemu_step load_steps[] = {
@@ -149,13 +158,16 @@ static const struct qemu_step save_devices_steps[] = {
 };
 static const struct qemu_step resume_steps[] = {
     {STEP_CALL, "cont", NULL}, {STEP_RELINK, NULL, NULL}, {STEP_END, NULL, NULL}};
+static const struct qemu_step limit_steps[] = {{STEP_CALL, "block_set_io_throttle", args_limit},
+                                               {STEP_END, NULL, NULL}};
 static const struct qemu_step pause_steps[] = {{STEP_CALL, "stop", NULL}, {STEP_END, NULL, NULL}};
 
 /* QEMU's descriptor of the state file is closed whatever came of it. */
-static void drop_fdset(struct qemu *q)
+static void drop_fdset(struct vm *vm)
 {
+    struct qemu *q = vm->priv;
     if (q->fdset >= 0)
-        qmp_call(q->qmp, "remove-fd", args_fdset(q), -1, COMMAND_TIMEOUT_MS, NULL, NULL);
+        qmp_call(q->qmp, "remove-fd", args_fdset(vm), -1, COMMAND_TIMEOUT_MS, NULL, NULL);
     q->fdset = -1;
 }
 
@@ -185,7 +197,7 @@ static void on_step_reply(void *arg, const struct error *err, const json_t *ret)
     if (err && err->code == ERROR_GONE && !quitting)
         return; /* the end of the process answers the operation */
     if (err && !quitting) {
-        drop_fdset(q);
+        drop_fdset(vm);
         finish_op(vm, err);
     } else {
         next_step(vm);
@@ -235,7 +247,7 @@ static void run_step(struct vm *vm)
     case STEP_CALL_FD:
         if (vm->op == VM_OP_SAVE && strcmp(s->command, "quit") == 0)
             (void)vm_set_state(vm, VM_SAVED);
-        qmp_call(q->qmp, s->command, s->args ? s->args(q) : NULL,
+        qmp_call(q->qmp, s->command, s->args ? s->args(vm) : NULL,
                  s->kind == STEP_CALL_FD ? q->vmm.state_fd : -1, COMMAND_TIMEOUT_MS, on_step_reply, vm);
         return;
     case STEP_MIGRATED:
@@ -310,6 +322,11 @@ static void op_resume(struct vm *vm, vm_done done, void *arg)
 static void op_pause(struct vm *vm, vm_done done, void *arg)
 {
     run(vm, pause_steps, done, arg);
+}
+
+static void op_limit(struct vm *vm, vm_done done)
+{
+    run(vm, limit_steps, done, vm);
 }
 
 /* --- start and adoption --- */
@@ -396,7 +413,7 @@ const struct vm_engine_ops vm_qemu_ops = {
     .pause = op_pause,
     .save = op_save,
     .save_devices = op_save_devices,
-    .limit = qemu_limit,
+    .limit = op_limit,
     .count = qemu_count,
     .console = qemu_console,
     .kill = vm_started_kill,

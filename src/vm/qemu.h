@@ -23,9 +23,6 @@ struct qemu {
 /* The table of operations, and the engine's private part of a VM (made by the first launch or adopt). */
 extern const struct vm_engine_ops vm_qemu_ops;
 
-/* limit.c: tells the VMM the limits of its disk (engine operation). */
-void qemu_limit(struct vm *vm, vm_done done);
-
 /* qemu_count.c: asks what the VMM has counted (engine operation). */
 void qemu_count(struct vm *vm);
 

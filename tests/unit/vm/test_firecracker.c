@@ -220,6 +220,18 @@ static void test_limits(void **state)
                         "{\"drive_id\":\"root\",\"rate_limiter\":{\"bandwidth\":{\"size\":3145728,"
                         "\"refill_time\":1000},\"ops\":{\"size\":70,\"refill_time\":1000}}}");
     assert_int_equal(fc_server_got(&f->fc, "PATCH /vm"), 1);
+    /* What was loaded has given up its connections, and to be limited changes nothing about that. */
+    assert_int_equal(fc_server_got(&f->fc, "PUT /snapshot/create"), 0);
+}
+
+static void test_what_cannot_be_limited_is_ended_once(void **state)
+{
+    struct fixture *f = *state;
+    fixture_use_firecracker(f, VM_BOOT_COLD);
+    vm_limit(f->vm, &slow);
+    f->fc.refuse = "PATCH /drives/root";
+    assert_int_equal(CALL(f, vm_launch(f->vm, fixture_done, f)), ERROR_UNAVAILABLE);
+    assert_int_equal(fake_broker_count(f->broker, "vmm_kill"), 1);
 }
 
 static void test_one_limit_only(void **state)
@@ -616,6 +628,7 @@ int main(void)
         WITH(test_a_flood_in_the_pipe),
         WITH(test_what_is_no_pipe_is_not_read),
         WITH(test_limits),
+        WITH(test_what_cannot_be_limited_is_ended_once),
         WITH(test_one_limit_only),
         WITH(test_hanging_up_while_it_is_limited_ends_the_vmm),
         WITH(test_a_pause_is_followed_by_a_reset),
