@@ -278,9 +278,11 @@ void process_input_stop(struct process *p)
 
 static void take_turn(struct process *p, const char *writer)
 {
-    if (str_eq(p->writer, writer))
-        return;
     uint64_t at = process_stdin_end(p);
+    bool own = str_eq(p->writer, writer);
+    /* What came before its turn may have been lost with an earlier daemon: then it begins earlier now. */
+    if (own && (!*writer || at >= p->writer_base))
+        return;
     bool asked = p->writer_due;
     (void)str_copy(p->writer, sizeof(p->writer), writer);
     p->writer_base = at;

@@ -155,6 +155,25 @@ static void test_restart(void **state)
     assert_int_equal(told(processes_find(w->sessions, w->sb->id, name_of)), 12);
 }
 
+/* What another had given before a turn, and nobody had the guest's word of, is lost with the daemon. */
+static void test_a_turn_begins_earlier(void **state)
+{
+    struct world *w = *state;
+    struct guest_process *g;
+    size_t taken = 0;
+    struct process *p = running(w, &g);
+    assert_ok(process_stdin(p, "others", 6, &taken, &w->err), &w->err);
+    assert_int_equal(give(w, p, "a", 6, "mine"), 4);
+    p = restarted(w, 3, &g);
+    fake_started(g, 42);
+    conflict(w, p, "a", 6, "mine"); /* there is a hole before it */
+    assert_int_equal(give(w, p, "a", 3, "anew"), 4);
+    p = restarted(w, 5, &g);
+    fake_started(g, 42);
+    assert_int_equal(give(w, p, "a", 4, "new!"), 4);
+    input_is(g, "ew!");
+}
+
 static void close_at(struct world *w, struct process *p, uint64_t at)
 {
     assert_ok(process_stdin_close_at(p, "a", at, &w->err), &w->err);
@@ -301,6 +320,7 @@ int main(void)
         T(test_each_byte_once),
         T(test_a_turn_is_durable_first),
         T(test_restart),
+        T(test_a_turn_begins_earlier),
         T(test_the_end),
         T(test_the_end_is_with_the_guest),
         T(test_kept_over_a_suspend),
