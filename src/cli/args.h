@@ -38,6 +38,7 @@ struct cli_command {
     const char *summary;
     const char *detail; /* further paragraphs of help; NULL: none */
     int (*run)(struct cli *c);
+    const char *section; /* of help, which begins with this command; NULL: it belongs to the one before */
 };
 
 #define CLI_VALUES_MAX 256

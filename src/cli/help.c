@@ -66,10 +66,12 @@ static void command_line(FILE *to, const struct cli_command *c)
 
 void help_overview(FILE *to, const struct cli_command *table)
 {
-    (void)fputs(
-        "Run untrusted code in microVM sandboxes.\n\nUsage: space [OPTIONS] COMMAND ...\n\nCommands:\n", to);
-    for (; table->name; table++)
+    (void)fputs("Run untrusted code in microVM sandboxes.\n\nUsage: space [OPTIONS] COMMAND ...\n", to);
+    for (; table->name; table++) {
+        if (table->section)
+            (void)fprintf(to, "\n%s:\n", table->section);
         command_line(to, table);
+    }
     (void)fputs("\nOptions of every command:\n", to);
     option_list(to, cli_global_options);
     (void)fputs("\n`space help COMMAND` explains one command.\n", to);
@@ -142,7 +144,9 @@ void help_markdown(FILE *to, const struct cli_command *table)
                 to);
     markdown_options(to, cli_global_options);
     for (; table->name; table++) {
-        (void)fprintf(to, "\n## space %s\n\n    ", table->name);
+        if (table->section)
+            (void)fprintf(to, "\n## %s\n", table->section);
+        (void)fprintf(to, "\n### space %s\n\n    ", table->name);
         usage_line(to, table);
         (void)fprintf(to, "\n\n%s\n", table->summary);
         if (table->detail)

@@ -185,10 +185,14 @@ void help_mdoc(FILE *to, const struct cli_command *table)
 {
     (void)fputs(head, to);
     options(to, cli_global_options);
-    (void)fputs(".Pp\nThe commands are:\n.Bl -tag -width Ds\n", to);
-    for (; table->name; table++)
+    (void)fputs(".Sh COMMANDS\n", to);
+    for (; table->name; table++) {
+        if (table->section)
+            (void)fprintf(to, ".Ss %s\n.Bl -tag -width Ds\n", table->section);
         command(to, table);
-    (void)fputs(".El\n", to);
+        if (!table[1].name || table[1].section)
+            (void)fputs(".El\n", to);
+    }
     (void)fputs(foreground, to);
     (void)fputs(tail, to);
     statuses(to);

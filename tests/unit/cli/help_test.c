@@ -70,6 +70,35 @@ static void every_command_has_help(void **state)
     }
 }
 
+/* Fifty commands in one list are found by who knows them. */
+static void commands_stand_in_sections(void **state)
+{
+    char *text = NULL;
+    size_t n;
+    unsigned in_section = 0;
+    (void)state;
+    FILE *to = open_memstream(&text, &n);
+    assert_non_null(to);
+    help_overview(to, cli_commands);
+    assert_int_equal(fclose(to), 0);
+    assert_non_null(cli_commands[0].section);
+    const char *at = text;
+    for (const struct cli_command *c = cli_commands; c->name; c++) {
+        AUTO_FREE char *line = str_printf("\n  %s ", c->name);
+        AUTO_FREE char *title = str_printf("\n\n%s:\n  %s ", c->section ? c->section : "", c->name);
+        in_section = c->section ? 1 : in_section + 1;
+        assert_true(in_section <= 15);
+        at = strstr(at, c->section ? title : line); /* each once, in the order of the table */
+        assert_non_null(at);
+        for (const struct cli_command *later = c + 1; later->name; later++) {
+            assert_true(!c->section || !later->section || strcmp(c->section, later->section) != 0);
+            assert_true(strcmp(c->name, later->name) != 0);
+        }
+        at++;
+    }
+    free(text);
+}
+
 static void lines_fit_a_terminal(void **state)
 {
     (void)state;
@@ -111,8 +140,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_reference_page_is_current), cmocka_unit_test(the_manual_page_is_current),
-        cmocka_unit_test(every_command_has_help),        cmocka_unit_test(lines_fit_a_terminal),
-        cmocka_unit_test(the_page_of_errors_is_current),
+        cmocka_unit_test(every_command_has_help),        cmocka_unit_test(commands_stand_in_sections),
+        cmocka_unit_test(lines_fit_a_terminal),          cmocka_unit_test(the_page_of_errors_is_current),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
