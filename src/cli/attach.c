@@ -229,23 +229,31 @@ static void send_kept(struct attach *a)
     a->end_sent = true;
 }
 
+/* Input before this is with the command: it need not be kept. False: it was never read here. */
+static bool let_go(struct attach *a, uint64_t taken)
+{
+    if (taken > a->kept_at + buf_len(&a->kept))
+        return false;
+    if (taken <= a->kept_at)
+        return true;
+    buf_consume(&a->kept, (size_t)(taken - a->kept_at));
+    a->kept_at = taken;
+    a->sent_at = taken > a->sent_at ? taken : a->sent_at;
+    a->progress = true;
+    return true;
+}
+
 /* How far the command's input has certainly come. */
 static void on_stdin(struct attach *a, const json_t *m)
 {
-    uint64_t taken = (uint64_t)json_integer_value(json_object_get(m, "offset"));
     if (!*a->writer)
         return;
     if (!a->placed) {
         a->kept_at = a->sent_at = (uint64_t)json_integer_value(json_object_get(m, "next"));
         a->placed = true;
-    } else if (taken > a->kept_at + buf_len(&a->kept)) {
+    } else if (!let_go(a, (uint64_t)json_integer_value(json_object_get(m, "offset")))) {
         finish_away(a, "the server speaks of more input than it was given; the command may go on");
         return;
-    } else if (taken > a->kept_at) {
-        buf_consume(&a->kept, (size_t)(taken - a->kept_at));
-        a->kept_at = taken;
-        a->sent_at = taken > a->sent_at ? taken : a->sent_at;
-        a->progress = true;
     }
     send_kept(a);
 }
@@ -255,6 +263,10 @@ static void on_away(struct attach *a, const json_t *m, const char *why)
 {
     a->offsets[0] = (uint64_t)json_integer_value(json_object_get(m, "stdout_offset"));
     a->offsets[1] = (uint64_t)json_integer_value(json_object_get(m, "stderr_offset"));
+    const json_t *input = json_object_get(m, "stdin_offset");
+    a->placed = a->placed && input; /* after a rollback it has what it had then */
+    if (a->placed)
+        (void)let_go(a, (uint64_t)json_integer_value(input));
     finish_away(a, why);
 }
 
@@ -745,6 +757,8 @@ int attach_run(const struct attach_spec *spec, struct attach_outcome *ret, struc
     a.out.started = r.ever;
     a.out.stdout_offset = a.offsets[0];
     a.out.stderr_offset = a.offsets[1];
+    a.out.input_placed = *a.writer && a.placed;
+    a.out.stdin_offset = a.kept_at;
     *ret = a.out;
     return rc;
 }

@@ -42,6 +42,9 @@ struct attach_outcome {
     json_t *result; /* ATTACH_RESULT; owned by the caller */
     int left_by;
     uint64_t stdout_offset, stderr_offset; /* where to go on; on failure as well */
+    bool input_placed;                     /* piped input was sent, and the server said */
+    uint64_t stdin_offset; /* how far the command's is certainly there: ours began at its start, unless
+                              input_from_end */
     bool started;   /* on failure: the command may have been started, so there is no result to be had (status
                        125); else nothing has happened */
     bool goes_on;   /* on failure: the command goes on, and can be attached to again */

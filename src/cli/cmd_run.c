@@ -134,6 +134,9 @@ static void say_how_to_come_back(const struct session_ref *se, const char *sandb
         (void)fprintf(stderr, " --stdout-offset %llu --stderr-offset %llu",
                       (unsigned long long)out->stdout_offset, (unsigned long long)out->stderr_offset);
     (void)fputc('\n', stderr);
+    if (out->end == ATTACH_BROKEN && out->input_placed)
+        (void)fprintf(stderr, "space: the command certainly has %llu bytes of its input\n",
+                      (unsigned long long)out->stdin_offset);
 }
 
 static struct ending foreground(struct cli *c, const struct session_ref *se, const char *sandbox_id,

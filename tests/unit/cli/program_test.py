@@ -580,6 +580,19 @@ class Input(Case):
         self.assertEqual((r.returncode, r.stderr), (0, b""))
         self.assertEqual([a["stdin_offset"] for a in self.server.attaches], ["end", "50"])
 
+    def test_how_much_it_has_is_told_at_the_end(self):
+        event = {"type": "suspended", "sandbox_id": "sb_1", "session_id": "se_1", "stdout_offset": 0, "stderr_offset": 0,
+                 "stdin_offset": 2, "attach": "/v1/attach/se_1"}
+        self.server.scripts = [[STARTED, ("until", lambda m: isinstance(m, bytes)), ("json", event), ("close", 1001)]]
+        r = self.space("exec", "-i", "sb_1", "x", input=b"abc")
+        self.assertEqual(r.returncode, 125)
+        self.assertIn(b"the command certainly has 2 bytes of its input\n", r.stderr)
+        event["type"] = "rolled_back"
+        del event["stdin_offset"]
+        self.server.scripts = [[STARTED, ("until", lambda m: isinstance(m, bytes)), ("json", event), ("close", 1001)]]
+        r = self.space("exec", "-i", "sb_1", "x", input=b"abc")
+        self.assertEqual((r.returncode, b"certainly" in r.stderr), (125, False))
+
     def test_a_place_that_is_lost_is_told(self):
         refused = problem(409, "conflict", "another one's bytes")
         for script, word in (([("json", {"type": "stdin_conflict", "offset": 9, "message": "no"}),
