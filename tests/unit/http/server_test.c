@@ -218,8 +218,8 @@ static void refuses_bad_requests(void **state)
         {"POST", "/items/x/none", "user", NULL, "{}", 400, "invalid_request"},
         {"POST", "/small", "user", NULL,
          "\"0123456789012345678901234567890123456789012345678901234567890123456789\"", 413, "too_large"},
-        {"POST", "/items", "user", "Transfer-Encoding: gzip\r\nContent-Length: 2\r\n", "{}", 400,
-         "invalid_request"},
+        /* The library answers it by itself from version 1.0 on. */
+        {"POST", "/items", "user", "Transfer-Encoding: gzip\r\nContent-Length: 2\r\n", "{}", 400, NULL},
         {"GET", "/fail?code=x", NULL, NULL, NULL, 400, "invalid_request"},
         {"GET", "/fail?code=101", NULL, NULL, NULL, 400, "invalid_request"},
     };
@@ -354,7 +354,7 @@ static void bounds_the_head(void **state)
     AUTO_FREE char *big = malloc(200000);
     assert_non_null(big);
     memset(big, 'a', 200000);
-    client_text(fd, "GET /items/x HTTP/1.1\r\nX-Big: ");
+    client_text(fd, "GET /items/x HTTP/1.1\r\nHost: x\r\nX-Big: ");
     client_send(fd, big, 20000);
     client_text(fd, "\r\n\r\n");
     struct answer a;
@@ -363,7 +363,7 @@ static void bounds_the_head(void **state)
     answer_finish(&a);
     (void)close(fd);
     fd = client_connect(&f);
-    client_text(fd, "GET /items/x HTTP/1.1\r\nX-Big: ");
+    client_text(fd, "GET /items/x HTTP/1.1\r\nHost: x\r\nX-Big: ");
     client_send(fd, big, 200000);
     client_answer(fd, &a, false);
     assert_true(a.status == 431 || a.status == 0);
@@ -443,8 +443,8 @@ static void ends_clients_that_dawdle(void **state)
 {
     (void)state;
     static const char *const starts[] = {
-        "", "GET /items/x HTTP/1.1\r\nX-Slow: ",
-        ("POST /items HTTP/1.1\r\nX-API-Key: user\r\nContent-Type: application/json\r\n"
+        "", "GET /items/x HTTP/1.1\r\nHost: x\r\nX-Slow: ",
+        ("POST /items HTTP/1.1\r\nHost: x\r\nX-API-Key: user\r\nContent-Type: application/json\r\n"
          "Content-Length: 100000\r\n\r\n")};
     int fds[ARRAY_LEN(starts)], ended = 0;
     for (size_t i = 0; i < ARRAY_LEN(starts); i++) {
