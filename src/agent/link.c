@@ -159,7 +159,9 @@ static void end_placing(struct link *l, uint32_t tag)
         lose(l, why);
 }
 
-/* What had come into rx along with the frame's beginning, and its end. Returns what was used. */
+/* What had come into rx along with the frame's beginning, and its end. Returns what was used. A SYNC that
+ * stands inside of a torn frame is not looked for: the host sends another, with more zeros before it than any
+ * frame has, and a frame that ends with them is none. */
 static size_t go_on_placing(struct link *l, const unsigned char *p, size_t n)
 {
     struct link_placing *g = &l->placing;
