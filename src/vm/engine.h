@@ -54,6 +54,8 @@ struct vm {
     bool adopted;                  /* it ran before */
     struct loop_timer count_timer; /* while it runs */
     int64_t count_ms;              /* until the next look */
+    int64_t counted_ns;            /* up to when count_room has grown */
+    uint64_t count_room;           /* what its counters may still grow by */
 
     enum vm_op op; /* in flight */
     vm_done done;
@@ -103,7 +105,8 @@ void vm_exited(struct vm *vm, const char *why);
 int vm_engine_new(struct loop *l, struct broker *b, const struct vm_engine_ops *ops, struct vm_engine **ret,
                   struct error *err);
 
-/* count.c. For engines: what a VMM has counted since the last time. */
+/* count.c. For engines: what a VMM has counted since the last time. What cannot be is not taken, but counted
+ * as lost: a VMM that lies spoils sums of all. */
 void vm_counted(struct vm *vm, const struct vm_counters *more);
 
 /* For vm.c: before the first state, and after each move. */

@@ -94,7 +94,7 @@ struct vm_counters {
     uint64_t disk_held_back;                                               /* times the limits took effect */
     uint64_t exits;                             /* of vCPUs into the VMM: devices' registers */
     uint64_t socket_in_bytes, socket_out_bytes; /* to the guest and from it: the agent's channel */
-    uint64_t lost;                              /* lines that could not be written or read */
+    uint64_t lost;                              /* lines that could not be written, read or believed */
 };
 
 struct vm_engine_info {
