@@ -264,6 +264,7 @@ static const struct rule allowed[] = {
     {"prctl", B, "the same", EQUAL(0, PR_CAPBSET_DROP)},
     {"prctl", B, "the same", EQUAL(0, PR_CAP_AMBIENT)},
     {"prctl", B, "which capabilities there are", EQUAL(0, PR_CAPBSET_READ)},
+    {"prctl", B, "no huge pages for a VMM that is to be started", EQUAL(0, PR_SET_THP_DISABLE)},
     {"setrlimit", B, "the same, where the C library does it so"},
     {"sched_setscheduler", B, "the ordinary scheduling class"},
     {"keyctl", B, "a session keyring of its own", EQUAL(0, KEYRING_JOIN)},

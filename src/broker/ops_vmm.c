@@ -354,6 +354,15 @@ static enum filter_kind filter_of(const struct request *q)
     return q->kvm ? FILTER_QEMU_KVM : FILTER_QEMU;
 }
 
+/* Where the guest's memory is a file's, mapped privately, it never has huge pages; one for a few pages of
+ * Firecracker's own heap is then all that they are. A cold boot's memory is anonymous, and faster with them.
+ * QEMU's translated code is, too. */
+static bool needs_no_huge_pages(const struct request *q)
+{
+    return q->kind == BROKER_VMM_FIRECRACKER &&
+           (q->boot == BROKER_BOOT_RESTORE || q->boot == BROKER_BOOT_SNAPSHOT);
+}
+
 /* A golden boot writes its memory through the file, which its uid owns then: no preload. */
 static void plan_env(struct start *s)
 {
@@ -410,6 +419,7 @@ static int plan(struct start *s)
         .fds = {s->null_fd, s->stderr_fd, s->stderr_fd, s->qmp_fd, s->agent_fd},
         .file_size = file_size + MIB,
         .threads = THREADS_MAX + j->req.vcpus,
+        .small_pages = needs_no_huge_pages(&j->req),
         .filter = &p->filters[filter_of(&j->req)],
     };
     return plan_program(s);

@@ -46,6 +46,7 @@ struct vmm_spec {
     mode_t umask;
     uint64_t file_size; /* largest file it may write */
     unsigned threads;
+    bool small_pages;            /* the kernel makes no huge pages for it */
     const struct filter *filter; /* NULL: none of ours */
 };
 

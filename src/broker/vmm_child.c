@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <sched.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -39,6 +40,9 @@ int vmm_child(void *arg, int gate_fd, struct jail_fail *fail)
     if (jail_limits(s->file_size, VMM_NOFILE, s->threads, fail) < 0 || jail_drop(s->uid, fail) < 0 ||
         jail_no_extras(fail) < 0)
         return -1;
+    /* Kept across the execution; the filter does not let it be taken back. */
+    if (s->small_pages && prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0) < 0)
+        return jail_failed(fail, "do without", "huge pages");
     if (jail_wait_gate(gate_fd, fail) < 0)
         return -1;
     (void)umask(s->umask);

@@ -300,6 +300,7 @@ static void test_requests(void **state)
         assert_int_equal(under(k, try_ioctl, FICLONE), ENOSYS);
         assert_int_equal(under(k, try_prctl, PR_SET_SECUREBITS), ENOSYS);
         assert_int_equal(under(k, try_prctl, PR_SET_PTRACER), ENOSYS);
+        assert_int_equal(under(k, try_prctl, PR_SET_THP_DISABLE), ENOSYS);
         assert_int_equal(under(k, try_prctl, PR_CAP_AMBIENT), ENOSYS);
     }
     assert_int_equal(under(FILTER_FIRECRACKER, try_ioctl, FIONBIO), EBADF);

@@ -118,6 +118,18 @@ static void assert_pipe(void)
     assert_string_equal(text, "counted\n");
 }
 
+/* Whether the kernel may make any for the VMM. */
+static void assert_huge_pages(bool may)
+{
+    AUTO_FREE char *path = str_printf("/proc/%d/status", (int)vmm.pid);
+    AUTO_FREE char *text = NULL;
+    size_t n;
+    struct error err = ERROR_INIT;
+    assert_non_null(path);
+    assert_ok(fs_read_file(AT_FDCWD, path, 8192, &text, &n, &err), &err);
+    assert_non_null(strstr(text, may ? "\nTHP_enabled:\t1\n" : "\nTHP_enabled:\t0\n"));
+}
+
 static void test_golden_boot(void **state)
 {
     struct answer a;
@@ -136,6 +148,7 @@ static void test_golden_boot(void **state)
     assert_told("fill /run: No space left on device\n");
     assert_told("--metrics-path: fine\n/run/metrics: fine\n");
     assert_told("write /run/metrics: fine\n");
+    assert_huge_pages(true); /* its guest's memory is anonymous */
     assert_pipe();
     /* The daemon's group may look and connect, and nothing else. */
     struct stat st;
@@ -201,6 +214,7 @@ static void test_copy_of_the_golden(void **state)
     assert_told("read /state: fine\n");
     assert_told("write /mem: Permission denied\n");
     assert_told("write /state: Permission denied\n");
+    assert_huge_pages(false);
     CALL(&real, &a, 20, broker_golden_capture, "fc-golden", id, on_done, &a);
     assert_int_equal(a.err.code, ERROR_CONFLICT); /* a sealed one is nobody's to fill */
 }
