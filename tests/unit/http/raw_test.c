@@ -201,7 +201,7 @@ static void the_gate_comes_before_the_routes(void **state)
         {"GET http://guest.y/a?b HTTP/1.1\r\nHost: x\r\n\r\n", "GET /a?b guest.y 1 127.0.0.1\n"},
         {"GET http://guest.y HTTP/1.1\r\nHost: x\r\n\r\n", "GET / guest.y 1 127.0.0.1\n"},
         {"GET http://guest.y?a HTTP/1.1\r\nHost: x\r\n\r\n", "GET /?a guest.y 1 127.0.0.1\n"},
-        {"GET /out/ HTTP/1.1\r\n\r\n", "GET /out/  1 127.0.0.1\n"},
+        {"GET /out/ HTTP/1.0\r\n\r\n", "GET /out/  0 127.0.0.1\n"},
         {"DELETE /v1 HTTP/1.0\r\nHost: guest.\r\n\r\n", "DELETE /v1 guest. 0 127.0.0.1\n"},
     };
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
