@@ -1,4 +1,6 @@
 /* Requests to ports, with the test as the program behind the port. */
+#include <microhttpd.h>
+
 #include "data/port_client.h"
 
 /* --- what goes through --- */
@@ -292,6 +294,13 @@ static void what_is_not_passed_on(void **state)
 
 /* --- bodies of requests --- */
 
+/* Version 1.0 of the library refuses a chunk that has one. */
+#if MHD_VERSION >= 0x01000000
+#define CHUNK_EXTENSION ""
+#else
+#define CHUNK_EXTENSION ";x=y"
+#endif
+
 static void bodies(void **state)
 {
     struct rig *g = *state;
@@ -310,7 +319,7 @@ static void bodies(void **state)
     assert_string_equal((char *)a.body, "to the end");
     answer_free(&a);
     c = say(g, "PUT @/ HTTP/1.1\r\n" KEY "Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
-               "2;x=y\r\nhe\r\n3\r\nllo\r\n0\r\nX-Trailer: 1\r\n\r\n");
+               "2" CHUNK_EXTENSION "\r\nhe\r\n3\r\nllo\r\n0\r\nX-Trailer: 1\r\n\r\n");
     gc = conn_of(g);
     rig_until(g, strstr(sent_by(gc), "\r\n0\r\n\r\n"));
     assert_non_null(strstr(sent_by(gc), "\r\nTransfer-Encoding: chunked\r\n"));
