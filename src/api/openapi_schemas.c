@@ -143,7 +143,7 @@ static const struct {
     {"ReleaseCreate",
      "{'type':'object','additionalProperties':false,'required':['kind'],'properties':{'kind':{'type':'string'"
      ","
-     "'enum':['debian','tar']},'suite':" STRING ",'packages':" STRING_LIST ",'upload':" STRING
+     "'enum':['debian','tar','dir']},'suite':" STRING ",'packages':" STRING_LIST ",'upload':" STRING
      ",'seed_user':" BOOLEAN ",'disk_mib':" INTEGER ",'tag':" STRING "}}"},
     {"Upload", "{'type':'object','required':['upload'],'properties':{'upload':" STRING "}}"},
     {"Key", "{'type':'object','required':['id','role'],'properties':{'id':" STRING ",'name':" STRING

@@ -267,7 +267,7 @@ static json_t *package_list(const struct cli_args *a)
 
 static json_t *build_body(const struct cli_args *a, const char *tag, const char *upload)
 {
-    json_t *body = json_pack("{s:s}", "kind", upload ? "tar" : "debian");
+    json_t *body = json_pack("{s:s}", "kind", cli_flag(a, "dir") ? "dir" : upload ? "tar" : "debian");
     const char *suite = a->positional_count > 1 ? a->positional[1] : NULL;
     if (*tag)
         (void)json_object_set_new(body, "tag", json_string(tag));

@@ -60,6 +60,7 @@ struct build {
     char tag[NAME_MAX_BYTES + 1];
     char digest[BROKER_DIGEST_SIZE]; /* BUILD_GOLDEN */
     enum broker_build kind;
+    bool directory; /* the archive was made of one by the client: told of the release, and no more */
     char suite[32];
     json_t *packages; /* array of strings or NULL; owned */
     bool seed_user;

@@ -148,8 +148,8 @@ static unsigned count(const struct templates *t)
 
 static json_t *source_json(const struct build *b)
 {
-    json_t *j = json_made(json_pack("{s:s, s:b}", "kind", b->kind == BROKER_BUILD_TAR ? "tar" : "debian",
-                                    "seed_user", (int)b->seed_user));
+    const char *kind = b->directory ? "dir" : b->kind == BROKER_BUILD_TAR ? "tar" : "debian";
+    json_t *j = json_made(json_pack("{s:s, s:b}", "kind", kind, "seed_user", (int)b->seed_user));
     if (b->kind == BROKER_BUILD_TAR)
         return j;
     if (*b->suite)

@@ -85,17 +85,18 @@ static int read_tar(const json_t *body, struct build *b, const char **tag, int64
 }
 
 /* The kind decides which other fields there may be, so it is looked at first. */
-static int read_kind(const json_t *body, enum broker_build *ret, struct error *err)
+static int read_kind(const json_t *body, struct build *b, struct error *err)
 {
     if (!json_is_object(body))
         return error_set(err, ERROR_INVALID, "the body must be an object");
     const char *kind = json_string_value(json_object_get(body, "kind"));
+    b->directory = kind && strcmp(kind, "dir") == 0;
     if (kind && strcmp(kind, "debian") == 0)
-        *ret = BROKER_BUILD_DEBIAN;
-    else if (kind && strcmp(kind, "tar") == 0)
-        *ret = BROKER_BUILD_TAR;
+        b->kind = BROKER_BUILD_DEBIAN;
+    else if (b->directory || (kind && strcmp(kind, "tar") == 0))
+        b->kind = BROKER_BUILD_TAR;
     else
-        return error_field(err, ERROR_INVALID, "kind", "kind is \"debian\" or \"tar\"");
+        return error_field(err, ERROR_INVALID, "kind", "kind is \"debian\", \"tar\" or \"dir\"");
     return 0;
 }
 
@@ -106,7 +107,7 @@ int build_spec_read(struct templates *t, const json_t *body, struct build *b, ch
     const char *from = NULL;
     int64_t disk = 0;
     uint64_t bytes = 0;
-    int rc = read_kind(body, &b->kind, err);
+    int rc = read_kind(body, b, err);
     if (rc == 0 && b->kind == BROKER_BUILD_DEBIAN)
         rc = read_debian(body, b, &tag, &disk, err);
     else if (rc == 0)

@@ -44,7 +44,8 @@ int templates_resolve(void *arg, const char *ref, char ret_digest[BROKER_DIGEST_
 
 /* POST /v1/templates/{name}/releases. body:
  * {"kind":"debian","suite"?,"packages"?,"seed_user"?,"disk_mib"?,"tag"?} or {"kind":"tar",
- * "upload":"up_...","seed_user"?,"disk_mib"?,"tag"?}; tag defaults to "latest". Strictly checked. disk_mib is
+ * "upload":"up_...","seed_user"?,"disk_mib"?,"tag"?}, or the same with "dir" where the archive was made of a
+ * directory, which is told of the release; tag defaults to "latest". Strictly checked. disk_mib is
  * the size of the image's file system, sparse; without it the default shape's, or for an archive four times
  * its size and 512 MiB when that is more. The operation's result is {"release_id", "digest", "name", "tag"}.
  */

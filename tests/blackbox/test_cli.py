@@ -195,6 +195,8 @@ class Objects(Cli, SpaceTest):
             out.write("a directory\n")
         self.space("template", "build", "cli-made:v2", "--dir", tree)
         self.assertEqual(self.space("run", "-t", "cli-made:v2", "--", "cat", "/etc/from"), b"a directory\n")
+        releases = self.space_json("template", "get", "cli-made")["releases"]
+        self.assertEqual(sorted(one["source"]["kind"] for one in releases), ["dir", "tar"])
         self.assertEqual(self.space("run", "-t", "cli-made:v1", "--", "cat", "/etc/from"), b"cli\n")
         self.space("template", "rm", "cli-made")
         self.space("run", "-t", "cli-made:v1", "--", "true", code=3)

@@ -59,10 +59,10 @@ class Statuses(Case):
         self.assertIn(b"SPACE_API_KEY", r.stderr)
 
     def test_what_a_beginner_types(self):
-        for words, says in ((["template"], b"after `space template` comes one of: ls, get, build, "),
-                            (["template", "-o", "json"], b"after `space template` comes one of: ls, get, build, "),
-                            (["template", "-o", "json", "ls"], b"after `space template` comes one of: ls, get, build, "),
-                            (["template", "lss"], b"after `space template` comes one of: ls, get, build, "),
+        for words, says in ((["template"], b"after `space template` comes one of: build, ls, get, "),
+                            (["template", "-o", "json"], b"after `space template` comes one of: build, ls, get, "),
+                            (["template", "-o", "json", "ls"], b"after `space template` comes one of: build, ls, get, "),
+                            (["template", "lss"], b"after `space template` comes one of: build, ls, get, "),
                             (["help", "key", "nope"], b"no command is called 'key nope'"),
                             (["create", "--memroy", "1"], b"unknown option --memroy; see `space help create`\n"),
                             (["template", "ls", "-q"], b"unknown option -q; see `space help template ls`\n"),
@@ -812,7 +812,7 @@ class Templates(Case):
         with tarfile.open(fileobj=io.BytesIO(upload[3])) as t:
             self.assertEqual(sorted(t.getnames()), [".", "./f"])
             self.assertEqual(t.getmember("./f").uid, 0)
-        self.assertEqual(self.build(), {"kind": "tar", "upload": "up_1"})
+        self.assertEqual(self.build(), {"kind": "dir", "upload": "up_1"})
 
     def test_failure_shows_the_log(self):
         build = "tp_" + "a2" * 10

@@ -80,6 +80,16 @@ static void upload(struct shop *s, size_t n, char id[ID_SIZE])
     assert_ok(templates_upload_end(u, true, id, &err), &err);
 }
 
+static void assert_source(struct shop *s, const char *name, const char *kind)
+{
+    struct error err = ERROR_INIT;
+    json_t *j = templates_get_json(s->t, name, &err);
+    const json_t *release = json_array_get(json_object_get(j, "releases"), 0);
+    const json_t *source = json_object_get(release, "source");
+    assert_string_equal(json_string_value(json_object_get(source, "kind")), kind);
+    json_decref(j);
+}
+
 static void test_tar(void **state)
 {
     struct shop *s = *state;
@@ -105,6 +115,27 @@ static void test_tar(void **state)
     fake_prepare_answer(0);
     assert_string_equal(shop_resolve(s, "box:v1"), "b");
     assert_string_equal(shop_resolve(s, "box"), "not_found");
+    assert_source(s, "box", "tar");
+}
+
+/* The client has made an archive of it. */
+static void test_directory(void **state)
+{
+    struct shop *s = *state;
+    struct error err = ERROR_INIT;
+    char up[ID_SIZE];
+    char body[128];
+    upload(s, 10000, up);
+    (void)snprintf(body, sizeof(body), "{'kind':'dir','upload':'%s'}", up);
+    assert_ok(shop_try(s, "tree", body, NULL, &err), &err);
+    shop_until(s, fake_templates.open == 1);
+    assert_int_equal(fake_templates.builds[0].kind, BROKER_BUILD_TAR);
+    fake_build_answer("b", 5);
+    fake_prepare_answer(0);
+    assert_source(s, "tree", "dir");
+    shop_close(s); /* and after a restart */
+    shop_open(s);
+    assert_source(s, "tree", "dir");
 }
 
 static void test_large_archive_gets_a_large_disk(void **state)
@@ -156,6 +187,7 @@ static const struct bad bads[] = {
     {"seed", "{'kind':'debian','tag':''}", ERROR_INVALID, "tag"},
     {"seed", "{'kind':'debian','seed_user':'yes'}", ERROR_INVALID, "seed_user"},
     {"seed", "{'kind':'tar'}", ERROR_INVALID, "upload"},
+    {"seed", "{'kind':'dir'}", ERROR_INVALID, "upload"},
     {"seed", "{'kind':'tar','upload':'../../etc/passwd'}", ERROR_NOT_FOUND, "upload"},
     {"seed", "{'kind':'tar','upload':'up_aaaaaaaaaaaaaaaaaaaa'}", ERROR_NOT_FOUND, "upload"},
     {"seed", "{'kind':'tar','upload':'up_x','suite':'x'}", ERROR_UNKNOWN_FIELD, "suite"},
@@ -449,6 +481,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_debian, shop_setup, shop_teardown),
         cmocka_unit_test_setup_teardown(test_tar, shop_setup, shop_teardown),
+        cmocka_unit_test_setup_teardown(test_directory, shop_setup, shop_teardown),
         cmocka_unit_test_setup_teardown(test_large_archive_gets_a_large_disk, shop_setup, shop_teardown),
         cmocka_unit_test_setup_teardown(test_refused, shop_setup, shop_teardown),
         cmocka_unit_test_setup_teardown(test_queue, shop_setup, shop_teardown),
