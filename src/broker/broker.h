@@ -137,6 +137,13 @@ void broker_snapshot_capture(struct broker *b, const char *snapshot_id, bool go_
 void broker_snapshot_seal(struct broker *b, const char *snapshot_id,
                           void (*done)(void *arg, const struct error *err, uint64_t bytes), void *arg);
 
+/* Whether a sandbox could go on from a sealed snapshot: manifest, device state and memory are what was
+ * written, kind and size of the memory what is said here (memory_mib: of the VM that would map it), the disk
+ * is there in its length. Nothing is changed but that a packed one is unpacked. ERROR_DAMAGED when it could
+ * not, ERROR_NOT_FOUND when there is none, ERROR_CONFLICT while it is in the making. */
+void broker_snapshot_check(struct broker *b, const char *snapshot_id, enum broker_snapshot_kind kind,
+                           uint32_t memory_mib, broker_done done, void *arg);
+
 /* A new sealed snapshot with the content of another, whose files it shares. ERROR_EXISTS when to_id is
  * sealed. */
 void broker_snapshot_copy(struct broker *b, const char *from_id, const char *to_id, broker_done done,

@@ -557,6 +557,16 @@ void broker_snapshot_pack(struct broker *b, const char *snapshot_id,
     send_request(b, r, ANSWER_BYTES, (union answer_fn){.bytes = done}, arg);
 }
 
+void broker_snapshot_check(struct broker *b, const char *snapshot_id, enum broker_snapshot_kind kind,
+                           uint32_t memory_mib, broker_done done, void *arg)
+{
+    AUTO_FREE struct request *r = request_new(REQUEST_SNAPSHOT_CHECK);
+    PUT(snapshot_id, snapshot_id);
+    r->kind = kind;
+    r->memory_mib = memory_mib;
+    send_request(b, r, ANSWER_DONE, (union answer_fn){.done = done}, arg);
+}
+
 void broker_snapshot_copy(struct broker *b, const char *from_id, const char *to_id, broker_done done,
                           void *arg)
 {

@@ -80,6 +80,8 @@ static const struct op table[] = {
     {REQUEST_SNAPSHOT_SEAL, .on_snapshot = true, .run = op_snapshot_seal_run, .end = op_snapshot_seal_end},
     {REQUEST_SNAPSHOT_COPY, .on_snapshot = true, .begin = op_snapshot_copy_begin,
      .run = op_snapshot_copy_run},
+    {REQUEST_SNAPSHOT_CHECK, .on_snapshot = true, .begin = op_snapshot_check_begin,
+     .run = op_snapshot_check_run},
     {REQUEST_SNAPSHOT_REMOVE, .on_snapshot = true, .begin = op_snapshot_remove_begin,
      .run = op_snapshot_remove_run},
     {REQUEST_SNAPSHOT_LIST, .run = op_snapshot_list_run},

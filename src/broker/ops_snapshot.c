@@ -553,6 +553,73 @@ int op_snapshot_copy_run(struct job *j)
     return rc;
 }
 
+/* --- check --- */
+
+int op_snapshot_check_begin(struct job *j)
+{
+    if (j->snapshot)
+        return error_set(&j->err, ERROR_CONFLICT, "snapshot %s is in the making", j->req.snapshot_id);
+    return 0;
+}
+
+static int check_disk(int dir, const struct manifest *m, struct error *err)
+{
+    struct stat st;
+    if (fstatat(dir, "disk.raw", &st, AT_SYMLINK_NOFOLLOW) < 0)
+        return error_errno(err, errno == ENOENT ? ERROR_DAMAGED : ERROR_INTERNAL, errno,
+                           "disk.raw of snapshot %s", m->id);
+    if (!S_ISREG(st.st_mode) || (uint64_t)st.st_size != m->disk_bytes)
+        return error_set(err, ERROR_DAMAGED, "snapshot %s is damaged: disk.raw is not what its manifest says",
+                         m->id);
+    return 0;
+}
+
+/* What the VM would take from under it; a VM goes without when one of the two files is not there. */
+static int check_under(int dir, const struct manifest *m, struct error *err)
+{
+    struct numbers above = {0};
+    if (m->above_digest[0] == '\0' || faccessat(dir, "above", F_OK, AT_SYMLINK_NOFOLLOW) < 0 ||
+        faccessat(dir, "under", F_OK, AT_SYMLINK_NOFOLLOW) < 0)
+        return 0;
+    int rc = under_check(dir, m, &above, err);
+    free(above.list);
+    return rc;
+}
+
+/* Another request cannot pack it between the unpacking and the check: both have the snapshot's key. */
+static int check_memory(struct job *j, int dir, const struct manifest *m)
+{
+    int rc = snapshot_lock_whole(j->p, dir, m, &j->err);
+    if (rc < 0)
+        return rc;
+    snapshot_unlock(j->p);
+    rc = snapshot_check(dir, m, &j->err);
+    return rc < 0 ? rc : check_under(dir, m, &j->err);
+}
+
+int op_snapshot_check_run(struct job *j)
+{
+    const struct request *q = &j->req;
+    bool full = q->kind == BROKER_SNAPSHOT_FULL;
+    struct manifest m;
+    AUTO_CLOSE int dir = snapshot_open(j->p, q->snapshot_id);
+    if (dir < 0)
+        return error_errno(&j->err, errno == ENOENT ? ERROR_NOT_FOUND : ERROR_INTERNAL, errno, "snapshot %s",
+                           q->snapshot_id);
+    int rc = manifest_read(dir, q->snapshot_id, &m, &j->err);
+    if (rc == 0 && (m.full != full || (full && m.memory_bytes != q->memory_mib * MIB)))
+        rc = error_set(&j->err, ERROR_DAMAGED, "the manifest of snapshot %s is of another machine",
+                       q->snapshot_id);
+    if (rc == 0)
+        rc = check_disk(dir, &m, &j->err);
+    if (rc == 0 && full)
+        rc = check_memory(j, dir, &m);
+    fault_point("privd.snapshot-check.checked");
+    return rc;
+}
+
+/* --- remove --- */
+
 int op_snapshot_remove_begin(struct job *j)
 {
     if (j->snapshot)

@@ -202,6 +202,8 @@ int op_snapshot_capture_run(struct job *j);
 void op_snapshot_capture_end(struct job *j);
 int op_snapshot_seal_run(struct job *j);
 void op_snapshot_seal_end(struct job *j);
+int op_snapshot_check_begin(struct job *j);
+int op_snapshot_check_run(struct job *j);
 int op_snapshot_copy_begin(struct job *j);
 int op_snapshot_copy_run(struct job *j);
 int op_snapshot_remove_begin(struct job *j);

@@ -92,6 +92,8 @@ static const struct wire_field snapshot_begin_fields[] = {
     SNAPSHOT, SANDBOX, QNUM(kind, BROKER_SNAPSHOT_FULL, BROKER_SNAPSHOT_DISK), END};
 static const struct wire_field capture_fields[] = {SNAPSHOT, QNUM(go_on, 0, 1), END};
 static const struct wire_field snapshot_fields[] = {SNAPSHOT, END};
+static const struct wire_field check_fields[] = {
+    SNAPSHOT, QNUM(kind, BROKER_SNAPSHOT_FULL, BROKER_SNAPSHOT_DISK), MEMORY, END};
 static const struct wire_field copy_fields[] = {
     SNAPSHOT, {QSTR(source_id), .check = protocol_snapshot_id}, END};
 static const struct wire_field snapshot_list_fields[] = {{QSTR(after), .check = snapshot_or_none}, END};
@@ -177,6 +179,7 @@ static const struct request_info table[REQUEST_TYPE_COUNT] = {
     [REQUEST_SNAPSHOT_LIST] = {"snapshot-list", snapshot_list_fields, snapshot_list_reply, 0, 0, 0},
     [REQUEST_SNAPSHOT_PACK] = {"snapshot-pack", snapshot_fields, bytes_reply, 0, 0, 0},
     [REQUEST_GOLDEN_CAPTURE] = {"golden-capture", seal_fields, ok_reply, 0, 0, 0},
+    [REQUEST_SNAPSHOT_CHECK] = {"snapshot-check", check_fields, ok_reply, 0, 0, 0},
 };
 
 const struct request_info *request_info(unsigned type)

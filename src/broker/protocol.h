@@ -37,6 +37,7 @@ enum request_type {
     REQUEST_SNAPSHOT_LIST,
     REQUEST_SNAPSHOT_PACK,
     REQUEST_GOLDEN_CAPTURE,
+    REQUEST_SNAPSHOT_CHECK,
     REQUEST_TYPE_COUNT,
 };
 
@@ -63,7 +64,8 @@ struct request {
     char suite[32];
     uint32_t from; /* enum broker_disk_from */
     uint32_t boot; /* enum broker_boot */
-    uint32_t kind; /* enum broker_build; BEGIN: enum broker_snapshot_kind; VMM_START: enum broker_vmm_kind */
+    uint32_t kind; /* enum broker_build; BEGIN, CHECK: enum broker_snapshot_kind; VMM_START: enum
+                      broker_vmm_kind */
     uint32_t go_on;
     uint32_t kvm, vcpus, memory_mib, disk_mib, seed_user;
     struct wire_list packages;

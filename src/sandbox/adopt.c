@@ -255,6 +255,8 @@ static void adopt_asleep(struct sandboxes *s, struct sandbox *sb)
 
 static void adopt_one(struct sandboxes *s, struct sandbox *sb)
 {
+    if (sb->state != SANDBOX_RESTORING) /* its snapshot was being checked: nothing had begun */
+        sb->rollback[0] = '\0';
     switch (sb->state) {
     case SANDBOX_RUNNING:
     case SANDBOX_PAUSING:
@@ -270,6 +272,8 @@ static void adopt_one(struct sandboxes *s, struct sandbox *sb)
         break;
     case SANDBOX_FAILED:
         errand_run(s, sb->started_ms == 0 ? ERRAND_REMOVE : ERRAND_PARK, sb, sb->id, leftover_removed);
+        if (sb->op)
+            op_interrupted(s, sb);
         break;
     case SANDBOX_STOPPED:
     case SANDBOX_SUSPENDED:

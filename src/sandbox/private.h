@@ -74,6 +74,7 @@ enum step {
     STEP_TURN,     /* enough other sandboxes are being started from snapshots */
     STEP_PREPARE,  /* broker_sandbox_prepare */
     STEP_LOAD,     /* vm_load */
+    STEP_CHECK,    /* broker_snapshot_check; the state is still what it was */
     STEP_REVERT,   /* broker_sandbox_revert */
     STEP_BEGIN,    /* of a capture: broker_snapshot_begin, or _copy */
     STEP_SYNC,     /* guest_sync */
@@ -266,7 +267,8 @@ struct sandbox {
     enum sandbox_state before;         /* suspending, restoring: what it is again when that fails early */
     char image[ID_SIZE];               /* the snapshot it is suspended to, or runs on from: "" none */
     bool image_used;                   /* loaded, and it may have run: never again from an image of its own */
-    char rollback[ID_SIZE];            /* the snapshot it is being taken back to: "" none */
+    char rollback[ID_SIZE];            /* the snapshot it is being taken back to, or that is being checked for
+                                        * that: "" none */
     bool frozen;                       /* its processes stand still until an identity is confirmed */
     bool parked;                       /* the host has nothing of it but the disk */
     char made_by[ID_SIZE];             /* the fork operation it came from: "" none */
@@ -388,7 +390,7 @@ struct sandboxes {
     struct errand *errands;
     struct loop_timer tick;
     struct loop_timer ends_retry; /* operation.c: their ends could not be committed */
-    struct loop_deferred room; /* capacity.c: who waits for memory is looked at */
+    struct loop_deferred room;    /* capacity.c: who waits for memory is looked at */
     uint64_t pool_free_mib;
     bool pool_known, pool_asked;
     bool pool_freed;             /* something was removed that its file system may not count yet */
@@ -542,6 +544,8 @@ int restore_revive(struct sandboxes *s, struct sandbox *sb, struct error *err);
 
 /* rollback.c */
 void rollback_begin(struct sandboxes *s, struct call *c);
+/* Whether the rollback under way ends in `running`; false when there is none. */
+bool rollback_boots(struct sandboxes *s, const struct sandbox *sb);
 
 /* fork.c */
 int create_from_snapshot(struct sandboxes *s, const struct create_spec *spec, const char *project,

@@ -285,8 +285,8 @@ static struct operation *same_way(struct sandboxes *s, const struct sandbox *sb,
         return NULL;
     if (sb->state == SANDBOX_CREATING)
         return asked == SANDBOX_WAKE ? op : NULL;
-    if (sb->state == SANDBOX_RESTORING && *sb->rollback) /* it ends in `running`, too, but elsewhere */
-        return asked == SANDBOX_WAKE && sb->desired == SANDBOX_RUNNING ? op : NULL;
+    if (*sb->rollback) /* it ends in `running`, too, but elsewhere */
+        return asked == SANDBOX_WAKE && rollback_boots(s, sb) ? op : NULL;
     return sb->state == verbs[verb].via ? op : NULL;
 }
 

@@ -1,5 +1,6 @@
-/* Rollback: the VM ends, the disk becomes the snapshot's, and the sandbox runs on from there. Until it runs,
- * the record says where it is going: a new daemon does all of it again, as each step can be repeated. */
+/* Rollback: the snapshot is looked at whole while the sandbox is what it was. Only then the VM ends, the disk
+ * becomes the snapshot's, and the sandbox runs on from there. From the VM's end until it runs, the record
+ * says where it is going: a new daemon does all of it again, as each step can be repeated. */
 #include <string.h>
 
 #include "base/fault.h"
@@ -98,6 +99,99 @@ void rollback_begin(struct sandboxes *s, struct call *c)
     store_commit(s->config.store, errand_done, errand_new(s, sb, committed));
 }
 
+/* --- the check --- */
+
+static bool boots(const struct sandbox *sb, const struct snapshot *sn)
+{
+    return sn->kind == BROKER_SNAPSHOT_FULL || sb->state != SANDBOX_STOPPED;
+}
+
+bool rollback_boots(struct sandboxes *s, const struct sandbox *sb)
+{
+    const struct snapshot *sn = snapshot_get(s, sb->rollback);
+    return *sb->rollback &&
+           (sb->state == SANDBOX_RESTORING ? sb->desired == SANDBOX_RUNNING : sn && boots(sb, sn));
+}
+
+static bool resident(const struct sandbox *sb)
+{
+    return sb->state == SANDBOX_RUNNING || sb->state == SANDBOX_PAUSED;
+}
+
+/* What a rollback asks for beside the state. */
+static int possible(struct sandboxes *s, const struct sandbox *sb, const struct snapshot *sn,
+                    struct error *err)
+{
+    unsigned more = sb->state == SANDBOX_FAILED ? 1 : 0; /* failed ones do not count */
+    int rc = store_check(s, err);
+    if (rc == 0)
+        rc = snapshot_check(s, sn, err);
+    return rc == 0 && boots(sb, sn) && !resident(sb)
+               ? capacity_check(s, sb->shape.memory_mib, more, false, err)
+               : rc;
+}
+
+/* Nothing was touched. */
+static void refuse(struct sandboxes *s, struct sandbox *sb, struct error *err)
+{
+    (void)error_wrap(err, "the sandbox was not rolled back");
+    flow_end(sb);
+    flow_finish(s, sb, err);
+    sb->rollback[0] = '\0'; /* after what is told has been told: see next_after */
+    sandbox_save(s, sb);
+    ready_check(s, sb); /* who came meanwhile may wake it now */
+}
+
+static void depart(struct sandboxes *s, struct sandbox *sb, const struct snapshot *sn)
+{
+    bool room = boots(sb, sn) && !resident(sb);
+    sb->before = sb->state;
+    sb->desired = boots(sb, sn) ? SANDBOX_RUNNING : SANDBOX_STOPPED;
+    sb->failure_reason[0] = sb->failure_message[0] = '\0';
+    sb->ended_ms = 0;
+    flow_start(sb);
+    (void)sandbox_move(s, sb, SANDBOX_RESTORING);
+    sandbox_save(s, sb);
+    if (room)
+        capacity_begin(s, sb, rollback_begin);
+    else
+        (void)call_new(s, sb, rollback_begin);
+}
+
+static void checked(struct sandboxes *s, struct call *c)
+{
+    struct sandbox *sb = c->sb;
+    const struct snapshot *sn = snapshot_get(s, sb->rollback);
+    if (call_stale(c) || sb->step != STEP_CHECK)
+        return;
+    fault_point("rollback.checked");
+    if (!sn || c->err.code == ERROR_NOT_FOUND) /* there is a record of it */
+        (void)error_set(&c->err, ERROR_DAMAGED, "the files of the snapshot %s are gone", sb->rollback);
+    if (c->err.code || possible(s, sb, sn, &c->err) < 0)
+        refuse(s, sb, &c->err);
+    else
+        depart(s, sb, sn);
+}
+
+static void check_begin(struct sandboxes *s, struct call *c)
+{
+    struct sandbox *sb = c->sb;
+    struct snapshot *sn = snapshot_get(s, sb->rollback);
+    if (call_stale(c))
+        return;
+    if (!sn) {
+        (void)error_set(&c->err, ERROR_INTERNAL, "the snapshot %s is gone", sb->rollback);
+        refuse(s, sb, &c->err);
+        return;
+    }
+    operation_run(s, sb->op);
+    fault_point("rollback.asked");
+    flow_phase(s, sb, "checking the snapshot");
+    snapshot_used(s, sn);
+    broker_snapshot_check(s->config.broker, sn->id, sn->kind, sb->shape.memory_mib, errand_done,
+                          errand_new(s, sb, checked));
+}
+
 /* --- the request --- */
 
 static int find(struct sandboxes *s, const struct sandbox *sb, const json_t *body, struct snapshot **ret,
@@ -118,8 +212,6 @@ static int find(struct sandboxes *s, const struct sandbox *sb, const json_t *bod
 
 static int check(struct sandboxes *s, const struct sandbox *sb, const struct snapshot *sn, struct error *err)
 {
-    bool resident = sb->state == SANDBOX_RUNNING || sb->state == SANDBOX_PAUSED;
-    bool boots = sn->kind == BROKER_SNAPSHOT_FULL || sb->state != SANDBOX_STOPPED;
     if (!sandbox_state_settled(sb->state) || !sandbox_state_allows(sb->state, SANDBOX_RESTORING) || sb->op)
         return verb_conflict(sb, "rollback", err);
     if (sb->step != STEP_NONE)
@@ -127,11 +219,7 @@ static int check(struct sandboxes *s, const struct sandbox *sb, const struct sna
                          "the sandbox is being taken over after a restart; try again");
     if (sb->started_ms == 0)
         return error_set(err, ERROR_CONFLICT, "the sandbox never ran; it can only be deleted");
-    int rc = store_check(s, err);
-    if (rc == 0)
-        rc = snapshot_check(s, sn, err);
-    unsigned more = sb->state == SANDBOX_FAILED ? 1 : 0; /* failed ones do not count */
-    return rc == 0 && boots && !resident ? capacity_check(s, sb->shape.memory_mib, more, false, err) : rc;
+    return possible(s, sb, sn, err);
 }
 
 int sandboxes_rollback(struct sandboxes *s, struct sandbox *sb, const json_t *body, struct operation **ret_op,
@@ -150,20 +238,11 @@ int sandboxes_rollback(struct sandboxes *s, struct sandbox *sb, const json_t *bo
         rc = take_operation(s, sb, "rollback", err);
     if (rc < 0)
         return rc;
-    bool boots = sn->kind == BROKER_SNAPSHOT_FULL || sb->state != SANDBOX_STOPPED;
-    bool resident = sb->state == SANDBOX_RUNNING || sb->state == SANDBOX_PAUSED;
-    sb->before = sb->state;
-    sb->desired = boots ? SANDBOX_RUNNING : SANDBOX_STOPPED;
-    sb->failure_reason[0] = sb->failure_message[0] = '\0';
-    sb->ended_ms = 0;
     (void)str_copy(sb->rollback, sizeof(sb->rollback), sn->id);
     flow_start(sb);
-    (void)sandbox_move(s, sb, SANDBOX_RESTORING);
+    step_set(sb, STEP_CHECK, 0);
     sandbox_save(s, sb);
-    if (boots && !resident)
-        capacity_begin(s, sb, rollback_begin);
-    else
-        (void)call_new(s, sb, rollback_begin);
+    (void)call_new(s, sb, check_begin);
     *ret_op = sb->op;
     return 0;
 }

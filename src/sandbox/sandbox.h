@@ -137,7 +137,8 @@ int sandboxes_snapshot(struct sandboxes *s, struct sandbox *sb, const json_t *bo
 
 /* POST .../rollback {snapshot_id}: of a snapshot of this sandbox, from running, paused, suspended, stopped or
  * failed. full: it runs on from there, generation counted up; disk: it boots from the disk as it was then (a
- * stopped one stays stopped). Snapshots of after that point stay. */
+ * stopped one stays stopped). Snapshots of after that point stay. The state changes once the snapshot is
+ * known to be whole; else the operation fails and the sandbox is what it was. */
 int sandboxes_rollback(struct sandboxes *s, struct sandbox *sb, const json_t *body, struct operation **ret_op,
                        struct error *err);
 
@@ -210,7 +211,8 @@ json_t *sandbox_json(const struct sandbox *sb);             /* new reference; as
 const char *sandbox_json_text(const struct sandbox *sb, size_t *ret_len);
 /* New reference: [{at, from, to, reason, operation_id|null}], the last 16. */
 json_t *sandbox_history_json(const struct sandbox *sb);
-json_t *operation_json(const struct operation *op); /* new reference; for an answer that waits for the commit */
+json_t *
+operation_json(const struct operation *op); /* new reference; for an answer that waits for the commit */
 /* New reference; for an answer at once: an end that the store does not hold yet reads as running. */
 json_t *operation_durable_json(const struct operation *op);
 const char *operation_id(const struct operation *op);

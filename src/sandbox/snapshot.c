@@ -484,6 +484,8 @@ int snapshots_remove(struct sandboxes *s, struct snapshot *sn, struct error *err
     if (sn->state == SNAPSHOT_CREATING) {
         sb = sandboxes_find(s, sn->sandbox_id);
         rc = error_set(err, ERROR_CONFLICT, "the snapshot %s is being made", sn->id);
+    } else if (sb && strcmp(sb->rollback, sn->id) == 0) {
+        rc = error_set(err, ERROR_CONFLICT, "the sandbox %s is being rolled back to it", sb->id);
     } else if (sb) {
         rc = error_set(err, ERROR_CONFLICT, "the sandbox %s is %s and has nothing else to go on from", sb->id,
                        sandbox_state_name(sb->state));

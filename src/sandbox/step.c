@@ -1,4 +1,6 @@
 /* The plumbing of flows: which step a sandbox is in, its limit in time, the operation it serves. */
+#include <string.h>
+
 #include "sandbox/private.h"
 #include "json/json.h"
 
@@ -46,7 +48,8 @@ void flow_phase(struct sandboxes *s, struct sandbox *sb, const char *phase)
 /* What can be done next. Of a sandbox that sleeps on damaged files it is less than usual. */
 static const char *next_after(const struct sandbox *sb, const struct error *err)
 {
-    if (err->code == ERROR_DAMAGED && sb->state == SANDBOX_SUSPENDED)
+    bool other = *sb->rollback && strcmp(sb->rollback, sb->image) != 0; /* it is not what it keeps */
+    if (err->code == ERROR_DAMAGED && sb->state == SANDBOX_SUSPENDED && !other)
         return "the sandbox is suspended, and what it keeps on disk is damaged: it can be rolled back to "
                "another snapshot or deleted";
     return sandbox_state_next(sb->state);

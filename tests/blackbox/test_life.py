@@ -1,5 +1,7 @@
 """Suspend, restore, snapshot, rollback, fork: what each promises, on real sandboxes."""
+import contextlib
 import os
+import subprocess
 import threading
 import time
 
@@ -48,6 +50,34 @@ class Witness:
         if word != "ok":
             raise AssertionError(f"the memory of the process is damaged: {self.lines[-1]}")
         return int(number)
+
+
+@contextlib.contextmanager
+def kept(path):
+    """What is done to the file is undone; a further name would be one more user of it."""
+    aside = path + ".kept"
+    subprocess.run(["cp", "-a", "--reflink=auto", "--sparse=always", path, aside], check=True)
+    try:
+        yield
+    finally:
+        os.rename(aside, path)
+
+
+def spoil(path):
+    """One bit is another; of the memory, in a page that was written for this snapshot."""
+    at = 100
+    if os.path.basename(path) == "mem":
+        with open(os.path.join(os.path.dirname(path), "pages"), "rb") as pages:
+            at += int.from_bytes(pages.read(44)[40:], "big") * 4096
+    with open(path, "r+b") as f:
+        f.seek(at)
+        byte = f.read(1)[0]
+        f.seek(at)
+        f.write(bytes([byte ^ 1]))
+
+
+def shorten(path):
+    os.truncate(path, os.path.getsize(path) - 4096)
 
 
 def only_process(sb, name="witness"):
@@ -266,6 +296,55 @@ class Snapshots(Life):
         self.assertEqual(sb.state(), "stopped")
         sb.verb("start")
         self.assertEqual(sb.sh("cat /root/mark"), "one\n")
+
+    @limit(300)
+    def test_a_rollback_to_what_is_damaged_touches_nothing(self):
+        def files(taken, name=""):
+            return os.path.join(self.server.state_dir, "pool", "snapshots", taken, name)
+
+        sb = self.sandbox()
+        witness = Witness(sb)
+        sb.sh("echo kept > /root/mark; echo kept > /run/mark")
+        talker = sb.session(["sh", "-c", "i=0; while :; do i=$((i+1)); echo $i; sleep 0.2; done"],
+                            start="now")["session"]["process_id"]
+        taken, _ = snapshot(sb)
+        disk, _ = snapshot(sb, kind="disk")
+        sb.sh("echo later > /root/mark; echo later > /run/mark")
+        vmm, before = self.server.vmm(sb.id).pid, sb.get()
+        harms = [(taken, name, harm) for name in ("mem", "state", "pages", "manifest") for harm in (spoil, os.unlink)]
+        harms += [(one, "disk.raw", harm) for one in (taken, disk) for harm in (shorten, os.unlink)]
+        for one, name, harm in harms:
+            with self.subTest(snapshot=one, file=name, harm=harm.__name__):
+                with kept(files(one, name)):
+                    harm(files(one, name))
+                    self.refused(sb, one, "running")
+                self.assertEqual(self.server.vmm(sb.id).pid, vmm)
+                witness.ask()
+        got = sb.get()
+        self.assertEqual([got[key] for key in ("state", "generation")], [before[key] for key in ("state", "generation")])
+        self.assertEqual(sb.sh("cat /root/mark /run/mark"), "later\nlater\n")
+        data, first, end = sb.output(talker)
+        self.assertEqual((first, end), (0, len(data)))
+        self.assertEqual(data.decode().split(), [str(n + 1) for n in range(len(data.split()))])
+        for verb, state in (("pause", "paused"), ("suspend", "suspended")):
+            sb.verb(verb)
+            with kept(files(taken, "mem")):
+                spoil(files(taken, "mem"))
+                self.refused(sb, taken, state)
+        sb.verb("restore")
+        witness.ask()
+        sb.verb("rollback", {"snapshot_id": taken})  # whole again
+        self.assertEqual(sb.sh("cat /root/mark /run/mark"), "kept\nkept\n")
+        sb.verb("stop")
+        with kept(files(disk, "disk.raw")):
+            os.unlink(files(disk, "disk.raw"))
+            self.refused(sb, disk, "stopped")
+
+    def refused(self, sb, taken, state):
+        with self.assertRaises(OperationFailed) as failed:
+            sb.verb("rollback", {"snapshot_id": taken})
+        self.assertEqual(failed.exception.error["type"], "urn:space:error:damaged_snapshot", failed.exception.error)
+        self.assertEqual((sb.state(), sb.get()["operation_id"]), (state, None))
 
     @limit(300)
     def test_create_from_a_snapshot_outlives_its_origin(self):

@@ -269,6 +269,12 @@ static void test_snapshot_requests(void **state)
     assert_true(next(f));
     assert_string_equal(f->q.source_id, sn);
     assert_string_equal(f->q.snapshot_id, other);
+    broker_snapshot_check(f->broker, sn, BROKER_SNAPSHOT_FULL, 256, on_done, &a);
+    assert_true(next(f));
+    assert_int_equal(f->q.type, REQUEST_SNAPSHOT_CHECK);
+    assert_string_equal(f->q.snapshot_id, sn);
+    assert_int_equal(f->q.kind, BROKER_SNAPSHOT_FULL);
+    assert_int_equal(f->q.memory_mib, 256);
     broker_sandbox_revert(f->broker, sb, sn, on_done, &a);
     assert_true(next(f));
     assert_int_equal(f->q.type, REQUEST_SANDBOX_REVERT);

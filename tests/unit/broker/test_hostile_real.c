@@ -463,9 +463,9 @@ static void test_order(void **state)
         {REQUEST_GOLDEN_SEAL, false},    {REQUEST_SNAPSHOT_CAPTURE, false}, {REQUEST_SNAPSHOT_SEAL, false},
         {REQUEST_SANDBOX_REVERT, false}, {REQUEST_SNAPSHOT_BEGIN, false},   {REQUEST_VMM_START, true},
         {REQUEST_VMM_START, false},      {REQUEST_SNAPSHOT_SEAL, false},    {REQUEST_SNAPSHOT_PACK, false},
-        {REQUEST_SNAPSHOT_BEGIN, true},  {REQUEST_SNAPSHOT_SEAL, false},    {REQUEST_VMM_KILL, true},
-        {REQUEST_SANDBOX_REMOVE, true},  {REQUEST_SANDBOX_REMOVE, true},    {REQUEST_SNAPSHOT_CAPTURE, false},
-        {REQUEST_SNAPSHOT_REMOVE, true},
+        {REQUEST_SNAPSHOT_CHECK, false}, {REQUEST_SNAPSHOT_BEGIN, true},    {REQUEST_SNAPSHOT_CHECK, false},
+        {REQUEST_SNAPSHOT_SEAL, false},  {REQUEST_VMM_KILL, true},          {REQUEST_SANDBOX_REMOVE, true},
+        {REQUEST_SANDBOX_REMOVE, true},  {REQUEST_SNAPSHOT_CAPTURE, false}, {REQUEST_SNAPSHOT_REMOVE, true},
     };
     for (size_t i = 0; i < ARRAY_LEN(steps); i++) {
         fill(q, steps[i].type);

@@ -45,7 +45,7 @@ static void roll(struct world *w, const char *id, const char *sn, enum sandbox_s
     char op[ID_SIZE];
     struct error err = ERROR_INIT;
     assert_ok(world_rollback(w, id, sn, op, &err), &err);
-    assert_int_equal(world_state(w, id), SANDBOX_RESTORING);
+    world_until(w, world_state(w, id) == SANDBOX_RESTORING);
     world_until(w, ended(w, op));
     assert_string_equal(world_op(w, op), "succeeded");
     assert_int_equal(world_state(w, id), state);
@@ -348,6 +348,9 @@ static void test_rollback_refused(void **state)
     assert_ok(world_rollback(w, other, sn, op, &err), &err);
     assert_ok(world_rollback(w, other, sn, again, &err), &err); /* the same one */
     assert_string_equal(again, op);
+    assert_int_equal(snapshots_remove(w->all, snapshots_find(w->all, sn), &err), ERROR_CONFLICT);
+    assert_non_null(strstr(err.message, "being rolled back to it"));
+    world_until(w, world_state(w, other) == SANDBOX_RESTORING);
     assert_false(world_verb(w, other, SANDBOX_WAKE, again));
     assert_string_equal(again, op);
     assert_int_equal(world_refused(w, other, SANDBOX_RESTORE, &err), ERROR_CONFLICT);
@@ -355,6 +358,86 @@ static void test_rollback_refused(void **state)
     world_until(w, ended(w, op));
     assert_ok(snapshots_remove(w->all, snapshots_find(w->all, sn), &err), &err);
     assert_null(snapshots_find(w->all, sn));
+}
+
+/* The VM, its guest and its record are what they were until the snapshot is known to be whole. */
+static void test_rollback_checks_first(void **state)
+{
+    struct world *w = *state;
+    char id[ID_SIZE];
+    char sn[ID_SIZE];
+    char op[ID_SIZE];
+    char again[ID_SIZE];
+    struct error err = ERROR_INIT;
+    keep(id, world_running(w));
+    snap(w, id, NULL, sn);
+    unsigned parks = fake_count(FAKE_PARK);
+    unsigned identified = fake_find(id)->identified;
+    w->log[0] = '\0';
+    fake_mode(FAKE_CHECK, FAKE_FAIL, ERROR_DAMAGED);
+    assert_ok(world_rollback(w, id, sn, op, &err), &err);
+    assert_int_equal(world_state(w, id), SANDBOX_RUNNING);
+    assert_string_equal(world_field(w, id, "operation_id"), op);
+    assert_ok(world_rollback(w, id, sn, again, &err), &err); /* the same one */
+    assert_string_equal(again, op);
+    assert_int_equal(world_refused(w, id, SANDBOX_PAUSE, &err), ERROR_CONFLICT);
+    assert_string_equal(err.operation_id, op);
+    world_until(w, ended(w, op));
+    assert_string_equal(world_op(w, op), "failed");
+    assert_null(strchr(w->log, '>')); /* no move */
+    assert_int_equal(world_state(w, id), SANDBOX_RUNNING);
+    assert_int_equal(fake_count(FAKE_PARK), parks);
+    assert_int_equal(fake_find(id)->identified, identified);
+    assert_string_equal(world_field(w, id, "generation"), "1");
+    fake_mode(FAKE_CHECK, FAKE_OK, 0);
+    /* Nothing depends on the snapshot any more. */
+    assert_ok(snapshots_remove(w->all, snapshots_find(w->all, sn), &err), &err);
+    settle(w, id, SANDBOX_PAUSE, SANDBOX_PAUSED);
+}
+
+/* Who wakes a sandbox that sleeps meanwhile gets what it will run on from. */
+static void test_a_wake_joins_the_check(void **state)
+{
+    struct world *w = *state;
+    char id[ID_SIZE];
+    char sn[ID_SIZE];
+    char op[ID_SIZE];
+    char again[ID_SIZE];
+    struct error err = ERROR_INIT;
+    keep(id, world_running(w));
+    snap(w, id, NULL, sn);
+    settle(w, id, SANDBOX_SUSPEND, SANDBOX_SUSPENDED);
+    assert_ok(world_rollback(w, id, sn, op, &err), &err);
+    assert_int_equal(world_state(w, id), SANDBOX_SUSPENDED);
+    assert_false(world_verb(w, id, SANDBOX_WAKE, again));
+    assert_string_equal(again, op);
+    assert_int_equal(world_refused(w, id, SANDBOX_RESTORE, &err), ERROR_CONFLICT);
+    world_until(w, ended(w, op));
+    assert_int_equal(world_state(w, id), SANDBOX_RUNNING);
+}
+
+static void test_the_vm_ends_during_the_check(void **state)
+{
+    struct world *w = *state;
+    char id[ID_SIZE];
+    char sn[ID_SIZE];
+    char op[ID_SIZE];
+    struct error err = ERROR_INIT;
+    keep(id, world_running(w));
+    snap(w, id, NULL, sn);
+    fake_mode(FAKE_CHECK, FAKE_LATE, 0);
+    unsigned before = fake_count(FAKE_CHECK);
+    assert_ok(world_rollback(w, id, sn, op, &err), &err);
+    world_until(w, fake_count(FAKE_CHECK) > before);
+    fake_exit(id, "gone");
+    world_until(w, ended(w, op));
+    assert_string_equal(world_op(w, op), "failed");
+    assert_int_equal(world_state(w, id), SANDBOX_FAILED);
+    assert_string_equal(world_field(w, id, "failure.reason"), "vmm_exited");
+    world_until(w, fake_asked() == 0); /* what the check says is nobody's now */
+    assert_int_equal(world_state(w, id), SANDBOX_FAILED);
+    fake_mode(FAKE_CHECK, FAKE_OK, 0);
+    roll(w, id, sn, SANDBOX_RUNNING);
 }
 
 /* --- fork --- */
@@ -630,6 +713,9 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_rollback, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_rollback_of_the_disk, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_rollback_refused, world_setup, world_teardown),
+        cmocka_unit_test_setup_teardown(test_rollback_checks_first, world_setup, world_teardown),
+        cmocka_unit_test_setup_teardown(test_a_wake_joins_the_check, world_setup, world_teardown),
+        cmocka_unit_test_setup_teardown(test_the_vm_ends_during_the_check, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_fork, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_fork_takes_turns, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_fork_of_a_hundred, world_setup, world_teardown),

@@ -493,6 +493,10 @@ static void snapshot_effect(struct answer *a)
         (void)str_copy(copy.id, ID_SIZE, a->other);
         f->s = copy;
         break;
+    case FAKE_CHECK:
+        if (!f || !f->s.sealed)
+            (void)error_set(&a->err, ERROR_NOT_FOUND, "no snapshot %s", a->other);
+        break;
     case FAKE_DROP:
         drop_snapshot(a->other);
         break;
@@ -787,6 +791,15 @@ void broker_snapshot_copy(struct broker *b, const char *from, const char *to, br
 {
     (void)b;
     ask_snapshot(FAKE_COPY, from, to, false, done, arg);
+}
+
+void broker_snapshot_check(struct broker *b, const char *snapshot, enum broker_snapshot_kind kind,
+                           uint32_t memory_mib, broker_done done, void *arg)
+{
+    const struct snapshot_files *f = find_snapshot(snapshot);
+    (void)b;
+    assert(memory_mib > 0 && (!f || f->s.full == (kind == BROKER_SNAPSHOT_FULL)));
+    ask_snapshot(FAKE_CHECK, "", snapshot, false, done, arg);
 }
 
 void broker_snapshot_remove(struct broker *b, const char *snapshot, broker_done done, void *arg)

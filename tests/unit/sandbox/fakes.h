@@ -34,6 +34,7 @@ enum fake_call {
     FAKE_CAPTURE,
     FAKE_SEAL,
     FAKE_COPY,
+    FAKE_CHECK, /* broker_snapshot_check */
     FAKE_PACK,
     FAKE_DROP, /* broker_snapshot_remove */
     FAKE_SNAPSHOTS,
