@@ -18,7 +18,7 @@ export BUILD STATE_DIR LISTEN CLEANUP PREFIX DESTDIR SLOWER
 
 SOURCES = $(shell find src tests bench -name '*.[ch]')
 
-.PHONY: help setup all run stop check check-escape check-kvm check-fresh unit bench bench-kvm fuzz install uninstall format lint clean purge
+.PHONY: help setup all run stop check check-escape check-kvm check-power check-fresh unit bench bench-kvm fuzz install uninstall format lint clean purge
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | while IFS=$$'\t' read -r t d; do printf '  make %-12s %s\n' "$$t" "$$d"; done
@@ -45,6 +45,9 @@ check: ## unit tests, then the black-box tests in real VMs (root)
 
 check-kvm: all ## black-box tests with KVM, in a machine that has it, with systemd and cgroup v2 (root; slow)
 	@tests/kvm/check.py --bin "$(BUILD)" $(if $(K),-k '$(K)') $(if $(ALL),--all) $(if $(ENGINE),--engine $(ENGINE))
+
+check-power: all ## cut the power of such a machine again and again: all that was told must be true afterwards (root; slow)
+	@tests/kvm/power.py --bin "$(BUILD)" $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SEED),--seed $(SEED)) $(if $(ENGINE),--engine $(ENGINE))
 
 check-fresh: ## `make run`, then `make check` of what K matches, from a clean checkout on a new machine (root; hours)
 	@tests/kvm/fresh.py $(if $(K),--check '$(K)')

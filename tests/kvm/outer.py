@@ -152,16 +152,18 @@ def build(bare=False):
     return path
 
 
-def qemu(image, tree_image, work, network):
+def qemu(image, tree_image, work, network, more=(), keep_tree=False):
+    """The command. more: further arguments; keep_tree: what the machine changes of the tree is lost at its end."""
     drives = []
-    for name, file, extra in (("root", image, "snapshot=on,cache=unsafe"), ("tree", tree_image, "cache=unsafe")):
+    tree = "snapshot=on,cache=unsafe" if keep_tree else "cache=unsafe"
+    for name, file, extra in (("root", image, "snapshot=on,cache=unsafe"), ("tree", tree_image, tree)):
         drives += ["-drive", f"file={file},if=none,id={name},format=raw,{extra}", "-device", f"nvme,drive={name},serial={name}"]
     net = ["-netdev", "user,id=net", "-device", "virtio-net-pci,netdev=net,romfile="] if network else []
     return ["qemu-system-x86_64", "-M", "q35", "-accel", "tcg,thread=multi", "-cpu", "max,+svm,+npt", "-smp", str(CPUS),
             "-m", str(MEMORY_MIB), "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
             "-serial", f"file:{work}/console", "-serial", "stdio", "-kernel", kernel(), "-append",
             "console=ttyS0 root=/dev/nvme0n1 rw quiet panic=-1 mitigations=off systemd.mask=serial-getty@ttyS0.service "
-            "systemd.mask=serial-getty@ttyS1.service systemd.mask=console-getty.service", *drives, *net]
+            "systemd.mask=serial-getty@ttyS1.service systemd.mask=console-getty.service", *drives, *net, *more]
 
 
 def follow(process, heard):
