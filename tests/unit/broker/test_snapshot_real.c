@@ -525,6 +525,8 @@ static void refuse_to_start(const char *sn)
     v.snapshot_id = sn;
     CALL(&real, &a, 30, broker_vmm_start, &v, on_vmm, &a);
     assert_int_equal(a.err.code, ERROR_DAMAGED);
+    CALL(&real, &a, 30, broker_snapshot_check, sn, BROKER_SNAPSHOT_FULL, v.memory_mib, on_done, &a);
+    assert_int_equal(a.err.code, ERROR_DAMAGED);
     CALL(&real, &a, 15, broker_sandbox_remove, id, on_done, &a);
     assert_answer(&a);
 }
