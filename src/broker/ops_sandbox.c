@@ -233,6 +233,18 @@ int op_park_begin(struct job *j)
     return rc;
 }
 
+/* A VMM that was killed has not flushed its disk, and a disk that nobody ever flushed may not even be in its
+ * directory after a crash of the host. Where it cannot be written, the VMM is gone all the same: nobody could
+ * do better later. */
+static void write_disk_back(const struct privd *p, const char *id)
+{
+    char path[80];
+    disk_path(id, "", path);
+    AUTO_CLOSE int fd = openat(p->pool_fd, path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    if (fd >= 0 && fsync(fd) < 0)
+        LOG(LOG_WARN, "a disk could not be written back", "sandbox=%s errno=%d", id, errno);
+}
+
 /* The disk is root's before the record says so: whoever reads the record gives the disk to the uid in it. The
  * uid is free once the record has none. */
 int op_park_run(struct job *j)
@@ -246,6 +258,8 @@ int op_park_run(struct job *j)
         return rc;
     struct record parked = j->sandbox->rec;
     parked.uid = 0;
+    write_disk_back(p, j->req.sandbox_id);
+    fault_point("privd.sandbox-park.written");
     rc = sandbox_own_disk(p, &parked, &j->err);
     fault_point("privd.sandbox-park.owned");
     if (rc == 0)

@@ -4,7 +4,10 @@
 
 #include <archive.h>
 #include <archive_entry.h>
+#include <linux/fiemap.h>
+#include <linux/fs.h>
 #include <openssl/evp.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/uio.h>
 
@@ -974,6 +977,51 @@ static void test_order(void **state)
     assert_answer(&a);
 }
 
+/* Whether all of a file has its place on the disk: what is in the page cache alone has none yet. */
+static bool is_written(int fd)
+{
+    AUTO_FREE struct fiemap *map = calloc(1, sizeof(*map) + 512 * sizeof(struct fiemap_extent));
+    assert_non_null(map);
+    map->fm_length = FIEMAP_MAX_OFFSET;
+    map->fm_extent_count = 512;
+    assert_int_equal(ioctl(fd, FS_IOC_FIEMAP, map), 0);
+    assert_true(map->fm_mapped_extents > 0 && map->fm_mapped_extents < 512);
+    for (unsigned i = 0; i < map->fm_mapped_extents; i++)
+        if (map->fm_extents[i].fe_flags & (FIEMAP_EXTENT_DELALLOC | FIEMAP_EXTENT_UNKNOWN))
+            return false;
+    return true;
+}
+
+/* What a VMM that was killed had written to its disk and not flushed is as durable as the park is told to be.
+ */
+static void test_park_writes_the_disk(void **state)
+{
+    (void)state;
+    struct answer a;
+    char id[ID_SIZE];
+    id_new("sb", id);
+    prepare(id, BROKER_FROM_TEMPLATE, REAL_DIGEST);
+    struct broker_vmm v = vmm(id, BROKER_BOOT_COLD);
+    v.golden_key = NULL;
+    struct broker_vmm_info i = start(&v);
+    (void)close(i.pidfd);
+    AUTO_FREE char *path = str_printf("%s/pool/sandboxes/%s/disk.raw", real.dir, id);
+    AUTO_CLOSE int fd = open(path, O_WRONLY | O_CLOEXEC);
+    AUTO_FREE char *data = malloc(MIB);
+    assert_non_null(data);
+    memset(data, 7, MIB);
+    struct stat st;
+    assert_int_equal(fstat(fd, &st), 0);
+    assert_int_equal(pwrite(fd, data, MIB, st.st_size),
+                     MIB); /* where nothing was: other places are the template's */
+    assert_false(is_written(fd));
+    CALL(&real, &a, 15, broker_sandbox_park, id, on_done, &a);
+    assert_answer(&a);
+    assert_true(is_written(fd));
+    CALL(&real, &a, 15, broker_sandbox_remove, id, on_done, &a);
+    assert_answer(&a);
+}
+
 /* A VMM that ends between begin and capture, or was replaced by another one. */
 static void test_vmm_ends_in_between(void **state)
 {
@@ -1018,6 +1066,7 @@ int main(void)
         cmocka_unit_test(test_suspend_and_restore),
         cmocka_unit_test(test_damage_is_refused),
         cmocka_unit_test(test_cold_vm),
+        cmocka_unit_test(test_park_writes_the_disk),
         cmocka_unit_test(test_order),
         cmocka_unit_test(test_vmm_ends_in_between),
     };
