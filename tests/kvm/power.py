@@ -627,12 +627,17 @@ class Power:
 
     def prepare(self, address):
         client = Client(self, address, self.rng)
-        with tempfile.TemporaryDirectory(prefix="power-", dir="/var/tmp") as work, open(rootfs.make(work), "rb") as archive:
-            upload = client.call("PUT", "/v1/template-uploads", archive.read()).json["upload"]
-        body = {"kind": "tar", "upload": upload}
-        op = client.operation(client.call("POST", "/v1/templates/busybox/releases", body, note=client.note_operation))
-        if op["status"] != "succeeded":
-            raise Failed(f"template: {op}")
+        with tempfile.TemporaryDirectory(prefix="power-", dir="/var/tmp") as work:
+            path = rootfs.make(work)
+            for _ in range(3):  # it boots, which on a busy host may take longer than the server grants
+                with open(path, "rb") as archive:
+                    upload = client.call("PUT", "/v1/template-uploads", archive.read()).json["upload"]
+                body = {"kind": "tar", "upload": upload}
+                op = client.operation(client.call("POST", "/v1/templates/busybox/releases", body, note=client.note_operation))
+                if op["status"] == "succeeded":
+                    break
+            else:
+                raise Failed(f"template: {op}")
         self.ledger.digest = client.tags()["latest"]
 
     def run(self):
