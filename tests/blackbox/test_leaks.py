@@ -2,6 +2,7 @@
 import os
 import subprocess
 import threading
+import time
 
 from harness import host
 from harness.case import OwnServerTest, limit
@@ -29,14 +30,15 @@ class Leaks(OwnServerTest):
         }
 
     def settled(self):
-        """The picture once the warm pool is full again and nothing moves any more."""
-        last = {"picture": None, "same": 0}
+        """The picture once the warm pool is full again and nothing moves any more: for longer than two sweeps of the server
+        (2 s each), however fast a look is where few processes run."""
+        last = {"picture": None, "since": 0.0}
 
         def quiet():
             now = self.picture()
-            last["same"] = last["same"] + 1 if now == last["picture"] else 0
-            last["picture"] = now
-            return now if last["same"] >= 20 else None
+            if now != last["picture"]:
+                last.update(picture=now, since=time.monotonic())
+            return now if time.monotonic() - last["since"] >= 5 else None
 
         return self.until(quiet, f"a quiet server: {last}", 120)
 
