@@ -296,6 +296,37 @@ static void adopt_one(struct sandboxes *s, struct sandbox *sb)
 
 /* --- what the broker has --- */
 
+static void unowned_removed(struct sandboxes *s, struct call *c)
+{
+    struct doomed *d = c->err.code ? calloc(1, sizeof(*d)) : NULL;
+    leftover_removed(s, c);
+    if (d) { /* else the next start finds it */
+        memcpy(d->id, c->id, sizeof(d->id));
+        LL_PREPEND(s->leftovers, d);
+    }
+}
+
+void leftovers_tick(struct sandboxes *s)
+{
+    struct doomed *d = s->leftovers;
+    s->leftovers = NULL;
+    while (d) {
+        struct doomed *next = d->next;
+        errand_run(s, ERRAND_REMOVE, NULL, d->id, unowned_removed);
+        free(d);
+        d = next;
+    }
+}
+
+void leftovers_drop(struct sandboxes *s)
+{
+    while (s->leftovers) {
+        struct doomed *d = s->leftovers;
+        s->leftovers = d->next;
+        free(d);
+    }
+}
+
 static void leftovers(struct sandboxes *s, const char (*ids)[ID_SIZE], size_t n)
 {
     for (size_t i = 0; i < n; i++) {
@@ -304,7 +335,7 @@ static void leftovers(struct sandboxes *s, const char (*ids)[ID_SIZE], size_t n)
         if (ours || golden_owns(s->config.golden, ids[i]))
             continue;
         LOG(LOG_WARN, "removing a sandbox nobody owns", "sandbox=%s", ids[i]);
-        errand_run(s, ERRAND_REMOVE, NULL, ids[i], leftover_removed);
+        errand_run(s, ERRAND_REMOVE, NULL, ids[i], unowned_removed);
     }
 }
 

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/str.h"
 #include "sandbox/private.h"
 
 void sandbox_hold(struct sandbox *sb)
@@ -140,6 +141,7 @@ void errand_run(struct sandboxes *s, enum errand_kind kind, struct sandbox *sb, 
                 void (*fn)(struct sandboxes *s, struct call *c))
 {
     struct errand *e = errand_new(s, sb, fn);
+    (void)str_copy(e->id, sizeof(e->id), sb ? "" : id);
     if (kind == ERRAND_REMOVE)
         broker_sandbox_remove(s->config.broker, id, errand_done, e);
     else if (kind == ERRAND_PARK)

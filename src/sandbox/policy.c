@@ -227,6 +227,7 @@ static void sweep(struct sandboxes *s, struct call *c)
         sb = newer;
     }
     operations_expire(s);
+    leftovers_tick(s);
     capacity_tick(s);
     pack_tick(s);
 }

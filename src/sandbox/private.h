@@ -353,7 +353,7 @@ struct errand {
     void (*fn)(struct sandboxes *s, struct call *c);
 };
 
-/* A snapshot whose files could not be removed. */
+/* What could not be removed: files of a snapshot, or a sandbox that no record has. */
 struct doomed {
     struct doomed *next;
     char id[ID_SIZE];
@@ -378,6 +378,7 @@ struct sandboxes {
     bool sweeping;
     struct doomed *doomed;
     unsigned doomed_count;
+    struct doomed *leftovers; /* adopt.c: sandboxes */
     uint64_t seq;
     unsigned finished_ops, deleted, waiters;
     struct observer observers[OBSERVERS_MAX];
@@ -615,6 +616,8 @@ void stopped_now(struct sandboxes *s, struct sandbox *sb, const struct error *er
 void sandbox_fail(struct sandboxes *s, struct sandbox *sb, const char *reason, const struct error *err);
 
 /* adopt.c */
+void leftovers_tick(struct sandboxes *s); /* tries again what could not be removed */
+void leftovers_drop(struct sandboxes *s);
 void adopt_try(struct sandboxes *s, struct sandbox *sb);
 void adopt_answered(struct sandboxes *s); /* a sandbox left STEP_ADOPT */
 

@@ -361,7 +361,7 @@ static void load_machine(struct sandbox *sb, const json_t *body)
     late_text(body, "rollback", sb->rollback, sizeof(sb->rollback));
     late_text(body, "made_by", sb->made_by, sizeof(sb->made_by));
     if (!state_of(body, "before", &sb->before))
-        sb->before = sb->state;
+        (void)state_of(body, "state", &sb->before);
     sb->image_used = json_is_true(json_object_get(body, "image_used"));
     sb->frozen = json_is_true(json_object_get(body, "frozen"));
     sb->parked = json_is_true(json_object_get(body, "parked"));

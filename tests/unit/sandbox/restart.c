@@ -319,6 +319,23 @@ static void test_leftovers(void **state)
     assert_int_equal(fake_count(FAKE_REMOVE), 1);
 }
 
+/* One that cannot be removed is tried again, and nothing else is. */
+static void test_leftovers_that_stay(void **state)
+{
+    struct world *w = *state;
+    char id[ID_SIZE];
+    keep(id, world_running(w));
+    world_stop(w);
+    fake_add("sb_aaaaaaaaaaaaaaaaaaaa")->alive = true;
+    fake_mode(FAKE_REMOVE, FAKE_FAIL, ERROR_INTERNAL);
+    go_on(w);
+    world_until(w, fake_count(FAKE_REMOVE) >= 2);
+    assert_non_null(fake_find("sb_aaaaaaaaaaaaaaaaaaaa"));
+    fake_mode(FAKE_REMOVE, FAKE_OK, 0);
+    world_until(w, !fake_find("sb_aaaaaaaaaaaaaaaaaaaa"));
+    assert_non_null(fake_find(id));
+}
+
 static void test_broker_cannot_list(void **state)
 {
     struct world *w = *state;
@@ -402,6 +419,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_creating, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_deleting, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_leftovers, world_setup, world_teardown),
+        cmocka_unit_test_setup_teardown(test_leftovers_that_stay, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_broker_cannot_list, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_operations_of_others, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_requests_during_adoption, world_setup, world_teardown),

@@ -322,20 +322,6 @@ static bool all_deleted(struct world *w)
     return true;
 }
 
-/* What was made for a request that no record has, and could not be removed by a start, goes with the next. */
-static void nobody_left(struct storm *s)
-{
-    for (unsigned i = 0; i < s->count; i++)
-        if (fake_find(s->known[i].id) && sandboxes_find(s->w->all, s->known[i].id))
-            fail_msg("seed %lu: %s is left", s->seed, s->known[i].id);
-    if (fake_machines() > 0) {
-        restart(s, false);
-        world_until(s->w, fake_asked() == 0);
-        world_turns(s->w, 2);
-    }
-    assert_int_equal(fake_machines(), 0);
-}
-
 static void finish(struct storm *s)
 {
     struct world *w = s->w;
@@ -355,9 +341,7 @@ static void finish(struct storm *s)
         loop_turn(w->loop, 10);
     if (fake_snapshots() > 0)
         fail_msg("seed %lu: left are %s", s->seed, fake_snapshots_text());
-    world_until(w, fake_asked() == 0);
-    world_turns(w, 2);
-    nobody_left(s);
+    world_until(w, fake_asked() == 0 && fake_machines() == 0); /* also what no record has */
     assert_int_equal(fake_objects(), 0);
     for (const struct operation *op = operations_next(w->all, NULL); op; op = operations_next(w->all, op))
         if (!operation_finished(op))
