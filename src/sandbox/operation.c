@@ -224,25 +224,30 @@ static void fire(void *arg)
     struct operation *op = w->op;
     operation_hold(op); /* over the call, whatever it does */
     operation_wait_cancel(w);
-    fn(fn_arg, op);
+    fn(fn_arg, op->forgotten && !op->durable ? NULL : op);
     operation_release(op);
+}
+
+static void fire_all(struct operation *op)
+{
+    struct operation_wait *w;
+    DL_FOREACH(op->waits, w)
+    {
+        loop_timer_stop(&w->timer);
+        loop_defer(op->s->config.loop, &w->fire, fire, w);
+    }
 }
 
 static void on_durable(void *arg, const struct error *err)
 {
     struct operation *op = arg;
-    struct operation_wait *w;
     op->committing = false;
     if (err) {
         loop_timer_start(&op->s->ends_retry, RETRY_MS);
         return;
     }
     op->durable = true;
-    DL_FOREACH(op->waits, w)
-    {
-        loop_timer_stop(&w->timer);
-        loop_defer(op->s->config.loop, &w->fire, fire, w);
-    }
+    fire_all(op);
 }
 
 static void commit_end(struct operation *op)
@@ -311,6 +316,7 @@ void operation_forget(struct sandboxes *s, struct operation *op)
     store_commit_cancel(s->config.store, op);
     store_delete(s->config.store, STORE_OPERATION, op->id);
     op->forgotten = true;
+    fire_all(op);
     if (op->refs == 0)
         operation_free(op);
 }

@@ -255,6 +255,51 @@ static void lists_operations(void **state)
     json_decref(j);
 }
 
+static size_t operations_that_are(const char *status, const char *id)
+{
+    char target[96];
+    (void)snprintf(target, sizeof(target), "/v1/operations?sandbox_id=%s&status=%s", id, status);
+    json_t *j = call("GET", target, ROOT, NULL, NULL, 200);
+    size_t n = json_array_size(json_object_get(j, "items"));
+    if (n)
+        assert_string_equal(
+            json_string_value(json_object_get(json_array_get(json_object_get(j, "items"), 0), "status")),
+            status);
+    json_decref(j);
+    return n;
+}
+
+/* An end is shown when it is durable, by each of the ways to read it. */
+static void an_end_that_is_not_durable(void **state)
+{
+    (void)state;
+    char id[ID_SIZE], path[96], target[128];
+    create(ROOT, "{\"template\":\"seed\"}", id);
+    wait_running(id);
+    fake_durable_after_ms = 2000;
+    (void)snprintf(path, sizeof(path), "/v1/sandboxes/%s/pause", id);
+    json_t *j = call("POST", path, ROOT, NULL, NULL, 202);
+    (void)snprintf(target, sizeof(target), "/v1/operations/%s", text_at(j, "operation", "id"));
+    json_decref(j);
+    (void)snprintf(path, sizeof(path), "/v1/sandboxes/%s", id);
+    for (bool paused = false; !paused;) {
+        j = call("GET", path, ROOT, NULL, NULL, 200);
+        paused = strcmp(text_at(j, "state", NULL), "paused") == 0;
+        json_decref(j);
+    }
+    j = call("GET", target, ROOT, NULL, NULL, 200);
+    assert_string_equal(text_at(j, "status", NULL), "running");
+    json_decref(j);
+    assert_int_equal(operations_that_are("succeeded", id), 1); /* its create */
+    assert_int_equal(operations_that_are("running", id), 1);
+    (void)str_copy(target + strlen(target), sizeof(target) - strlen(target), "?wait_s=10");
+    j = call("GET", target, ROOT, NULL, NULL, 200);
+    fake_durable_after_ms = 0;
+    assert_string_equal(text_at(j, "status", NULL), "succeeded");
+    json_decref(j);
+    assert_int_equal(operations_that_are("succeeded", id), 2);
+}
+
 static void waits_no_longer_than_asked(void **state)
 {
     (void)state;
@@ -836,6 +881,7 @@ int main(void)
         T(lists_in_pages_with_filters),
         T(keeps_projects_apart),
         T(lists_operations),
+        T(an_end_that_is_not_durable),
         T(waits_no_longer_than_asked),
         T(manages_keys),
         T(keeps_the_last_admin_key),

@@ -30,8 +30,9 @@ struct sandbox {
 struct operation {
     struct operation *prev, *next;
     char id[ID_SIZE], kind[32], sandbox_id[ID_SIZE];
-    bool finished;
-    json_t *result; /* shown when it has finished; NULL: none */
+    bool finished, durable;
+    struct loop_timer end; /* until it is durable */
+    json_t *result;        /* shown when it has finished; NULL: none */
     struct operation_wait *waits;
 };
 
@@ -93,6 +94,8 @@ void fake_sandboxes_free(struct sandboxes *s)
     DL_FOREACH_SAFE(s->operations, op, next_op)
     {
         assert(!op->waits);
+        if (op->finished)
+            loop_timer_stop(&op->end);
         json_decref(op->result);
         free(op);
     }
@@ -126,15 +129,28 @@ static struct operation *new_operation(struct sandboxes *s, const char *kind, co
     return op;
 }
 
-static void finish(struct sandboxes *s, struct operation *op)
+unsigned fake_durable_after_ms;
+
+static void on_durable(struct loop_timer *t)
 {
-    op->finished = true;
-    s->op_changed(s->arg, op);
+    struct operation *op = t->arg;
+    op->durable = true;
     while (op->waits) {
         struct operation_wait w = *op->waits;
         wait_free(op->waits);
         w.fn(w.arg, op);
     }
+}
+
+static void finish(struct sandboxes *s, struct operation *op)
+{
+    op->finished = true;
+    s->op_changed(s->arg, op);
+    loop_timer_init(s->loop, &op->end, on_durable, op);
+    if (fake_durable_after_ms)
+        loop_timer_start(&op->end, fake_durable_after_ms);
+    else
+        on_durable(&op->end);
 }
 
 static void put(struct sandbox *sb)
@@ -358,16 +374,21 @@ json_t *sandbox_history_json(const struct sandbox *sb)
                      sandbox_state_name(sb->state), "reason", "a request");
 }
 
-json_t *operation_json(const struct operation *op)
+static json_t *operation_document(const struct operation *op, bool finished)
 {
     return json_pack("{s:s, s:s, s:s, s:{s:s}, s:O?}", "id", op->id, "kind", op->kind, "status",
-                     operation_status(op), "progress", "phase", "phase", "result",
-                     op->finished ? op->result : NULL);
+                     finished ? "succeeded" : "running", "progress", "phase", "phase", "result",
+                     finished ? op->result : NULL);
+}
+
+json_t *operation_json(const struct operation *op)
+{
+    return operation_document(op, op->finished);
 }
 
 json_t *operation_durable_json(const struct operation *op)
 {
-    return operation_json(op);
+    return operation_document(op, op->durable);
 }
 
 const char *operation_id(const struct operation *op)
@@ -387,7 +408,7 @@ bool operation_finished(const struct operation *op)
 
 bool operation_durable(const struct operation *op)
 {
-    return op->finished;
+    return op->durable;
 }
 
 const char *operation_status(const struct operation *op)
@@ -397,7 +418,7 @@ const char *operation_status(const struct operation *op)
 
 const char *operation_durable_status(const struct operation *op)
 {
-    return operation_status(op);
+    return op->durable ? "succeeded" : "running";
 }
 
 const char *operation_kind(const struct operation *op)

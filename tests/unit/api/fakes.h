@@ -8,6 +8,9 @@
 /* Sandboxes become running, and verbs reach their state, this long after they were asked for. */
 #define FAKE_DELAY_MS 30
 
+/* Ends of operations are durable so long after they came; 0: at once. */
+extern unsigned fake_durable_after_ms;
+
 struct sandboxes *fake_sandboxes(struct loop *l, struct store *st);
 void fake_sandboxes_free(struct sandboxes *s);
 

@@ -6,7 +6,7 @@
 struct answer {
     int count;
     int code;
-    bool finished;
+    bool finished, forgotten;
     char message[ERROR_MESSAGE_MAX];
     char operation_id[40];
     bool linked;
@@ -15,9 +15,9 @@ struct answer {
 static void on_operation(void *arg, struct operation *op)
 {
     struct answer *a = arg;
-    assert_non_null(op);
     a->count++;
-    a->finished = operation_finished(op);
+    a->finished = op && operation_finished(op);
+    a->forgotten = !op;
 }
 
 static void on_ready(void *arg, struct sandbox *sb, const struct error *err)
@@ -114,6 +114,28 @@ static void test_operation_not_durable(void **state)
     assert_int_equal(sqlite3_close(other), SQLITE_OK);
     world_until(w, a.count);
     assert_reads(op, "succeeded", true);
+}
+
+/* Its time is over before its end could be written: whoever waits is told that it is gone. */
+static void test_operation_forgotten(void **state)
+{
+    struct world *w = *state;
+    struct answer a = {0};
+    char op_id[ID_SIZE];
+    sqlite3 *other = NULL;
+    const char *id = world_running(w);
+    assert_false(world_verb(w, id, SANDBOX_PAUSE, op_id));
+    struct operation *op = operations_find(w->all, op_id);
+    assert_int_equal(sqlite3_open(w->path, &other), SQLITE_OK);
+    assert_int_equal(sqlite3_exec(other, "BEGIN IMMEDIATE", NULL, NULL, NULL), SQLITE_OK);
+    assert_non_null(operation_wait(w->all, op, 60000, on_operation, &a));
+    world_until(w, operation_finished(op));
+    world_now += 2 * (int64_t)w->config.retention_s * 1000;
+    world_until(w, a.count);
+    assert_true(a.forgotten);
+    assert_null(operations_find(w->all, op_id));
+    assert_int_equal(sqlite3_exec(other, "ROLLBACK", NULL, NULL, NULL), SQLITE_OK);
+    assert_int_equal(sqlite3_close(other), SQLITE_OK);
 }
 
 static void test_operation_that_takes_longer(void **state)
@@ -303,6 +325,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_operation, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_operation_not_durable, world_setup, world_teardown),
+        cmocka_unit_test_setup_teardown(test_operation_forgotten, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_operation_that_takes_longer, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_operation_wait_canceled, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_running, world_setup, world_teardown),
