@@ -76,8 +76,9 @@ static void root_tree(struct root *r, const struct builder *b)
     add_work(r, 2, b, "tmp", "tmp");
 }
 
-/* For package installation: the host's configuration, readable as for any user, and /proc and /sys to
- * mount the chroot's own from. */
+/* For package installation: the host's configuration, readable as for any user, and /proc to mount the
+ * chroot's own from. No /sys: in a user namespace without a network of its own nobody may mount one, and
+ * mmdebstrap before 0.8.6 gives up there. Where there is none it goes on without. */
 static void root_packages(struct root *r, const struct builder *b)
 {
     root_base(r);
@@ -94,7 +95,6 @@ static void root_packages(struct root *r, const struct builder *b)
     add(r, JAIL_BIND, "var/lib/dpkg", "/var/lib/dpkg");
     add(r, JAIL_BIND, "run/systemd/resolve", "/run/systemd/resolve"); /* where resolv.conf may point */
     add(r, JAIL_BIND_ALL, "proc", "/proc");
-    add(r, JAIL_BIND_ALL, "sys", "/sys");
     add_work(r, 0, b, "tmp", "tmp");
 }
 
