@@ -107,7 +107,20 @@ void vm_started_kill(struct vm *vm)
     vm_started_end(vm);
 }
 
-/* The last line that is not empty of what a VMM has printed, as plain text. */
+/* Cuts the last line off, and gives it. */
+static const char *cut_line(char *text)
+{
+    size_t n = strlen(text);
+    while (n > 0 && (text[n - 1] == '\n' || text[n - 1] == '\r' || text[n - 1] == ' '))
+        text[--n] = '\0';
+    char *end = strrchr(text, '\n');
+    if (end)
+        *end = '\0';
+    return end ? end + 1 : text;
+}
+
+/* The last line of what a VMM has printed, as plain text, that is not empty and no mere warning: those do
+ * not end it. */
 static void read_last_line(const char *path, char *to, size_t size)
 {
     char text[2049];
@@ -117,13 +130,11 @@ static void read_last_line(const char *path, char *to, size_t size)
     off_t end = lseek(fd, 0, SEEK_END);
     off_t from = end > (off_t)sizeof(text) - 1 ? end - (off_t)sizeof(text) + 1 : 0;
     ssize_t n = end > 0 ? pread(fd, text, sizeof(text) - 1, from) : 0;
-    while (n > 0 && (text[n - 1] == '\n' || text[n - 1] == '\r' || text[n - 1] == ' '))
-        n--;
-    if (n <= 0)
-        return;
-    text[n] = '\0';
-    const char *line = strrchr(text, '\n');
-    (void)str_copy(to, size, line ? line + 1 : text);
+    text[n > 0 ? n : 0] = '\0';
+    const char *line = cut_line(text);
+    while (line != text && strstr(line, "warning: "))
+        line = cut_line(text);
+    (void)str_copy(to, size, strstr(line, "warning: ") ? "" : line);
     for (char *p = to; *p; p++)
         if ((unsigned char)*p < 0x20 || (unsigned char)*p >= 0x7f)
             *p = '?';

@@ -164,6 +164,29 @@ static void test_last_words(void **state)
     assert_int_equal(vm_pid(f->vm), 0);
 }
 
+/* A warning did not end it. */
+static void test_a_warning_is_no_last_word(void **state)
+{
+    static const char text[] = "warning: fd: migration to a file is deprecated\n";
+    struct fixture *f = *state;
+    launch(f);
+    fixture_put(f, "vmm.log", text, sizeof(text) - 1);
+    fixture_die(f);
+    fixture_wait(f, &f->exits, 1);
+    assert_non_null(strstr(f->why, "killed or crashed"));
+}
+
+static void test_last_words_before_warnings(void **state)
+{
+    static const char text[] = "old\ncould not map memory\nVMM: warning: a\nwarning: b\n";
+    struct fixture *f = *state;
+    launch(f);
+    fixture_put(f, "vmm.log", text, sizeof(text) - 1);
+    fixture_die(f);
+    fixture_wait(f, &f->exits, 1);
+    assert_non_null(strstr(f->why, ": could not map memory"));
+}
+
 static void test_no_words(void **state)
 {
     struct fixture *f = *state;
@@ -290,6 +313,8 @@ int main(void)
         BOTH(test_end_after_a_failed_start),
         BOTH(test_nothing_stays_of_a_vm),
         BOTH(test_last_words),
+        BOTH(test_a_warning_is_no_last_word),
+        BOTH(test_last_words_before_warnings),
         BOTH(test_no_words),
         BOTH(test_end_answers_what_is_in_flight),
         BOTH(test_destroyed_at_the_end),
