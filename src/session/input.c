@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "base/cleanup.h"
+#include "base/log.h"
 #include "base/str.h"
 #include "session/base64.h"
 #include "session/session_impl.h"
@@ -116,6 +117,7 @@ bool process_input_put(const struct process *p, json_t *body)
 
 /* Room is asked for by whole groups of base64. */
 _Static_assert(INPUT_MAX % 3 == 0, "input that fits has to fit with its padding");
+_Static_assert(SPEC_BYTES_MAX <= FEED_MAX, "an exec's own input has to fit with what its link queues");
 
 bool process_input_set(struct process *p, const json_t *input)
 {
@@ -143,7 +145,9 @@ void process_input_load(struct process *p, const json_t *body)
     const json_t *writer = json_object_get(body, "writer");
     const char *name = json_string_value(json_array_get(writer, 0));
     p->input_kept = json_object_get(body, "input_b64") != NULL;
-    (void)process_input_set(p, json_object_get(body, "input_b64"));
+    if (!process_input_set(p, json_object_get(body, "input_b64")))
+        LOG(LOG_ERROR, "input lost: its record cannot be read", "sandbox=%s process=%s", p->b->sandbox_id,
+            p->id);
     process_input_place(p, json_object_get(body, "stdin"));
     (void)str_copy(p->writer, sizeof(p->writer), name ? name : "");
     p->writer_base = (uint64_t)json_integer_value(json_array_get(writer, 1));
@@ -157,7 +161,7 @@ uint64_t process_input_keep(struct process *p)
     uint64_t sent = account(p).sent;
     p->stdin_noted |= p->input_ready;
     if (input && !process_input_set(p, input))
-        abort(); /* it fits: a link queues less than what is beyond a command's own input */
+        abort(); /* it fits: nothing is kept that would not, together with what a link queues */
     json_decref(input);
     return sent;
 }
@@ -377,8 +381,9 @@ int process_stdin_at(struct process *p, const char *writer, uint64_t offset, con
 /* Appends to what goes before any other; the rest of what does not fit is not taken. */
 static size_t keep(struct process *p, const void *data, size_t n)
 {
-    if (n > buf_room(&p->feed))
-        n = buf_room(&p->feed);
+    size_t used = buf_len(&p->feed);
+    size_t room = used < FEED_MAX ? FEED_MAX - used : 0;
+    n = n < room ? n : room;
     if (n == 0 || !buf_append(&p->feed, data, n))
         return 0;
     if (p->gp) {

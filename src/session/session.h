@@ -115,7 +115,7 @@ int process_stdin_close(struct process *p, struct error *err);
  * nothing to wait for. */
 bool process_stdin_waits(struct process *p, uint64_t *ret_mark);
 /* Input that its client can no longer be told was not taken, because its sandbox is suspended or the client
- * is gone: kept, and given before any other, as far as it fits (1 MiB and 128 KiB in all). */
+ * is gone: kept, and given before any other, as far as it fits (1 MiB and 64 KiB in all). */
 void process_stdin_keep(struct process *p, const void *data, size_t n);
 /* Where stdin stands: offsets from the process's start on. Known to the byte unless the guest has not said it
  * yet to this daemon. */

@@ -213,7 +213,9 @@ void process_end_gone(struct process *p, const char *message);
 int process_check_running(const struct process *p, struct error *err);
 
 /* --- input.c --- */
-#define INPUT_MAX (SPEC_BYTES_MAX + 128 * 1024) /* an exec's own, and what a link queues */
+#define LINK_INPUT_MAX (64 * 1024)            /* what a link queues; it goes where the process goes, */
+#define FEED_MAX (SPEC_BYTES_MAX + 64 * 1024) /* together with what waits before it */
+#define INPUT_MAX (FEED_MAX + LINK_INPUT_MAX)
 /* What of its stdin was taken and has not been sent, in base64; NULL: nothing. New reference. */
 json_t *process_input_json(const struct process *p);
 json_t *process_input_at(const struct process *p); /* where that begins; NULL: not known */

@@ -287,6 +287,33 @@ static void test_kept_over_a_suspend(void **state)
     input_is(g, "ab");
 }
 
+/* Two clients leave more than is kept: what does not fit is not taken, and what is fits into the record with
+ * all that the link has. */
+static void test_kept_is_bounded(void **state)
+{
+    struct world *w = *state;
+    struct guest_process *g;
+    size_t taken = 0;
+    static char most[1024 * 1024 + 64 * 1024];
+    struct process *p = running(w, &g);
+    memset(most, 'm', sizeof(most));
+    assert_ok(process_stdin(p, most, sizeof(g->input), &taken, &w->err), &w->err);
+    assert_int_equal(taken, sizeof(g->input));
+    g->unsent = sizeof(g->input); /* as much as a link queues */
+    process_stdin_keep(p, most, sizeof(most));
+    assert_int_equal(process_stdin_end(p), sizeof(g->input) + sizeof(most)); /* one client's always fits */
+    process_stdin_keep(p, most, sizeof(most));
+    uint64_t end = process_stdin_end(p);
+    suspend(w);
+    wait_durable(w);
+    assert_int_equal(process_stdin_end(p), end);
+    assert_int_equal(told(p), end);
+    world_restart(w);
+    p = processes_find(w->sessions, w->sb->id, name_of);
+    assert_int_equal(process_stdin_end(p), end);
+    assert_int_equal(told(p), end);
+}
+
 static void test_without_stdin(void **state)
 {
     struct world *w = *state;
@@ -324,6 +351,7 @@ int main(void)
         T(test_the_end),
         T(test_the_end_is_with_the_guest),
         T(test_kept_over_a_suspend),
+        T(test_kept_is_bounded),
         T(test_without_stdin),
         T(test_time_limit),
     };
