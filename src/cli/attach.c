@@ -60,7 +60,8 @@ struct attach {
     bool placed;       /* known is: */
     uint64_t kept_at;  /* where in the command's stdin the first byte of `kept` stands, */
     uint64_t sent_at;  /* and the next one that goes over this connection */
-    struct buf kept;   /* read, and not known to be with the command */
+    uint64_t taken;    /* so far its stdin certainly has come; may be beyond sent_at after a break */
+    struct buf kept;   /* read, and not known to be with the command, or still to go over this connection */
     bool end_sent;     /* over this connection */
     struct keys keys;
     struct buf ahead; /* typed while there was no connection, or no command yet */
@@ -207,8 +208,19 @@ static void on_started(struct attach *a)
     send_kept(a);
 }
 
+/* What is with the command need not be kept, once it has gone over this connection. The server counts bytes
+ * from where the connection has begun: one left out would put all that follow in a wrong place. */
+static void let_go(struct attach *a)
+{
+    uint64_t to = a->taken < a->sent_at ? a->taken : a->sent_at;
+    if (to <= a->kept_at)
+        return;
+    buf_consume(&a->kept, (size_t)(to - a->kept_at));
+    a->kept_at = to;
+}
+
 /* What has been read goes out as far as the connection takes it, at the end its end. After a break this
- * begins again where the command certainly is. */
+ * begins again where the command certainly was. */
 static void send_kept(struct attach *a)
 {
     unsigned char message[STDIN_CHUNK + 1] = {0};
@@ -221,6 +233,7 @@ static void send_kept(struct attach *a)
         if (!ws_send(a->ws, false, message, n + 1))
             return;
         a->sent_at += n;
+        let_go(a); /* of what is repeated the server has told before, and does not tell again */
         (void)ws_write(a->ws);
     }
     if (a->sent_at < end || !a->stdin_closed || a->end_sent)
@@ -229,29 +242,29 @@ static void send_kept(struct attach *a)
     a->end_sent = true;
 }
 
-/* Input before this is with the command: it need not be kept. False: it was never read here. */
-static bool let_go(struct attach *a, uint64_t taken)
+/* How far the command's input has certainly come. False: so much was never read here. */
+static bool note_taken(struct attach *a, uint64_t taken)
 {
     if (taken > a->kept_at + buf_len(&a->kept))
         return false;
-    if (taken <= a->kept_at)
-        return true;
-    buf_consume(&a->kept, (size_t)(taken - a->kept_at));
-    a->kept_at = taken;
-    a->sent_at = taken > a->sent_at ? taken : a->sent_at;
-    a->progress = true;
+    if (taken > a->taken) {
+        a->taken = taken;
+        a->progress = true;
+    }
+    let_go(a);
     return true;
 }
 
-/* How far the command's input has certainly come. */
 static void on_stdin(struct attach *a, const json_t *m)
 {
     if (!*a->writer)
         return;
+    uint64_t taken = (uint64_t)json_integer_value(json_object_get(m, "offset"));
     if (!a->placed) {
         a->kept_at = a->sent_at = (uint64_t)json_integer_value(json_object_get(m, "next"));
+        a->taken = taken; /* up to `next` it may be another one's, and on its way */
         a->placed = true;
-    } else if (!let_go(a, (uint64_t)json_integer_value(json_object_get(m, "offset")))) {
+    } else if (!note_taken(a, taken)) {
         finish_away(a, "the server speaks of more input than it was given; the command may go on");
         return;
     }
@@ -263,10 +276,12 @@ static void on_away(struct attach *a, const json_t *m, const char *why)
 {
     a->offsets[0] = (uint64_t)json_integer_value(json_object_get(m, "stdout_offset"));
     a->offsets[1] = (uint64_t)json_integer_value(json_object_get(m, "stderr_offset"));
-    const json_t *input = json_object_get(m, "stdin_offset");
+    const json_t *input = json_object_get(m, "stdin_end");
+    if (!input)
+        input = json_object_get(m, "stdin_offset");
     a->placed = a->placed && input; /* after a rollback it has what it had then */
     if (a->placed)
-        (void)let_go(a, (uint64_t)json_integer_value(input));
+        (void)note_taken(a, (uint64_t)json_integer_value(input));
     finish_away(a, why);
 }
 
@@ -505,6 +520,9 @@ static enum step turn(struct attach *a)
 static int connect_now(struct attach *a, bool *ret_refused, struct error *err)
 {
     const struct attach_spec *s = a->spec;
+    /* It begins where the command is known to be; what that has beyond goes over it all the same. */
+    a->sent_at = a->taken > a->kept_at ? a->taken : a->kept_at;
+    let_go(a);
     char offsets[112];
     char place[112] = "";
     if (*a->writer && a->placed)
@@ -522,7 +540,6 @@ static int connect_now(struct attach *a, bool *ret_refused, struct error *err)
         return error_set(err, ERROR_NO_MEMORY, "out of memory");
     struct ws_config config = {path, a->token ? a->token : s->token, "space.attach.v1"};
     a->started = false;
-    a->sent_at = a->kept_at;
     a->end_sent = false;
     a->progress = false;
     a->ping_sent = a->ping_heard = 0;
@@ -758,7 +775,7 @@ int attach_run(const struct attach_spec *spec, struct attach_outcome *ret, struc
     a.out.stdout_offset = a.offsets[0];
     a.out.stderr_offset = a.offsets[1];
     a.out.input_placed = *a.writer && a.placed;
-    a.out.stdin_offset = a.kept_at;
+    a.out.stdin_offset = a.taken;
     *ret = a.out;
     return rc;
 }

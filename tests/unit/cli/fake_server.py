@@ -13,6 +13,57 @@ import urllib.parse
 GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 
 
+class Misplaced(Exception):
+    """A client's input does not belong where it says."""
+
+
+class Stdin:
+    """The command's input. As in the real server a byte stands where its connection began, and as many further on as came
+    before it over that connection; what stands there already is dropped."""
+
+    def __init__(self):
+        self.data = bytearray()
+        self.closed = False
+
+    def put(self, at, piece):
+        """The place behind it."""
+        if at > len(self.data) or (self.closed and at + len(piece) > len(self.data)):
+            raise Misplaced
+        self.data += piece[len(self.data) - at:]
+        return at + len(piece)
+
+    def close(self, at):
+        if at != len(self.data):
+            raise Misplaced
+        self.closed = True
+
+    def lose(self, end):
+        """What is behind `end` was on its way when the server was killed; so was the word of the end."""
+        del self.data[end:]
+        self.closed = False
+
+
+class Place:
+    """Where one connection's input comes to stand."""
+
+    def __init__(self, stdin, query):
+        self.stdin = stdin
+        self.at = {None: len(stdin.data), "end": None}.get(query, query)
+        self.at = self.at if self.at is None else int(self.at)
+
+    def told(self, event):
+        if event.get("type") == "stdin" and self.at is None:
+            self.at = event["next"]
+
+    def take(self, message):
+        if self.at is None:
+            raise Misplaced
+        if isinstance(message, bytes):
+            self.at = self.stdin.put(self.at, message[1:])
+        else:
+            self.stdin.close(self.at)
+
+
 class Server:
     def __init__(self):
         self.listener = socket.create_server(("127.0.0.1", 0))
@@ -22,6 +73,7 @@ class Server:
         self.attaches = []  # query of each attach
         self.received = []  # messages from attached clients
         self.scripts = []  # one per attach connection
+        self.stdin = Stdin()  # the command's, over all connections
         self.operation = {"id": "op_1", "kind": "create", "sandbox_id": "sb_1", "status": "succeeded",
                           "progress": {"phase": "done", "percent": None}, "result": None, "error": None}
         self.close_after = None  # a target after which a connection is closed unannounced
@@ -186,9 +238,9 @@ class Server:
             accept = "x" * 28
         conn.sendall(("HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
                       f"Sec-WebSocket-Accept: {accept}\r\nSec-WebSocket-Protocol: space.attach.v1\r\n\r\n").encode())
-        self.attach_steps(conn, f, script)
+        self.attach_steps(conn, f, script, Place(self.stdin, query.get("stdin_offset")))
 
-    def attach_steps(self, conn, f, script):
+    def attach_steps(self, conn, f, script, place):
         for step in script:
             kind = step[0]
             if kind in ("out", "err"):  # (kind, offset, bytes)
@@ -199,12 +251,15 @@ class Server:
                     self.frame(conn, 2 if i == 0 else 0, part, fin=i + 1 == len(step[1]))
                     self.frame(conn, 9, b"between")
             elif kind == "json":
+                place.told(step[1])
                 self.frame(conn, 1, json.dumps(step[1]).encode())
+            elif kind == "lose":  # (kind, end)
+                self.stdin.lose(step[1])
             elif kind == "raw":
                 conn.sendall(step[1])
             elif kind == "until":  # read messages until one satisfies the condition
                 while True:
-                    message = self.read_message(conn, f)
+                    message = self.read_input(conn, f, place)
                     if message is None:
                         return
                     if step[1](message):
@@ -218,8 +273,21 @@ class Server:
             elif kind == "drop":
                 conn.shutdown(socket.SHUT_RDWR)
                 return
-        while self.read_message(conn, f) is not None:
+        while self.read_input(conn, f, place) is not None:
             pass
+
+    def read_input(self, conn, f, place):
+        """The next message, as read_message has it; input comes to stand where it belongs, or the client is sent away."""
+        message = self.read_message(conn, f)
+        try:
+            if (isinstance(message, bytes) and message[:1] == b"\0") or message == '{"type":"stdin_close"}':
+                place.take(message)
+        except Misplaced:
+            self.frame(conn, 1, json.dumps({"type": "stdin_conflict", "offset": len(self.stdin.data),
+                                            "message": "it has no place there"}).encode())
+            self.frame(conn, 8, struct.pack(">H", 4002) + b"it has no place there")
+            return None
+        return message
 
     @staticmethod
     def frame(conn, opcode, payload, fin=True):

@@ -15,6 +15,7 @@ import unittest
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from cli_case import SPACE, STARTED, Case, problem, result
+from fake_server import Stdin
 
 
 class Statuses(Case):
@@ -509,36 +510,66 @@ class Input(Case):
 
     DATA = b"".join(b"%07d\n" % n for n in range(250_000))  # more than is kept: some must be taken before the rest is read
 
-    def taking(self, first, *ends):
-        """Steps that take input from offset `first` on, and say so at each end."""
-        had = [first]
+    @staticmethod
+    def told(offset):
+        return ("json", {"type": "stdin", "offset": offset, "next": offset, "closed": False})
 
-        def enough(end):
-            def look(message):
-                had[0] += len(message) - 1 if isinstance(message, bytes) else 0
-                return had[0] >= end
-            return look
+    def placed(self, end):
+        """A step that takes input until so much of it stands in its place."""
+        return ("until", lambda message: len(self.server.stdin.data) >= end)
 
-        return [step for end in ends for step in (
-            ("until", enough(end)), ("json", {"type": "stdin", "offset": end, "next": end, "closed": False}))]
+    def taking(self, *ends):
+        """Steps that take input, and say so at each end."""
+        return [step for end in ends for step in (self.placed(end), self.told(end))]
 
     def ended(self):
         return [("until", lambda m: isinstance(m, str) and "stdin_close" in m), result(exit_code=0), ("close", 1000)]
 
+    def attached(self):
+        """Where each connection has begun; the client's name is always the same."""
+        names = {a["stdin_writer"] for a in self.server.attaches}
+        self.assertEqual(len(names), 1)
+        self.assertRegex(names.pop(), "^[0-9a-f]{32}$")
+        return [a["stdin_offset"] for a in self.server.attaches]
+
     def test_it_goes_on_where_the_command_is(self):
         size = len(self.DATA)
-        self.server.scripts = [[STARTED, *self.taking(0, 100_000, 900_000), ("drop",)],
+        self.server.scripts = [[STARTED, *self.taking(100_000, 900_000), ("lose", 900_000), ("drop",)],
                                [("refuse", 503, problem(503, "unavailable"))],
-                               [STARTED, ("until", lambda m: isinstance(m, bytes)), ("drop",)],
-                               [STARTED, *self.taking(900_000, 1_500_000, size), *self.ended()]]
+                               [STARTED, self.told(900_000), self.placed(900_001), ("lose", 900_000), ("drop",)],
+                               [STARTED, *self.taking(1_500_000, size), *self.ended()]]
         r = self.space("exec", "-i", "sb_1", "x", input=self.DATA)
         self.assertEqual((r.returncode, r.stderr), (0, b""))
-        asked = [(a["stdin_offset"], a["stdin_writer"]) for a in self.server.attaches]
-        self.assertEqual([one[0] for one in asked], ["0", "900000", "900000", "900000"])
-        self.assertEqual(len({one[1] for one in asked}), 1)
-        self.assertRegex(asked[0][1], "^[0-9a-f]{32}$")
-        last = b"".join(m[1:] for m in self.server.received if isinstance(m, bytes))
-        self.assertTrue(last.endswith(self.DATA[900_000:]))
+        self.assertEqual(self.attached(), ["0", "900000", "900000", "900000"])
+        self.assertEqual(self.server.stdin.data, self.DATA)
+
+    def test_the_server_has_more_than_it_had_said(self):
+        """Only the connection has broken: what was on its way has come. That is told before the command has started."""
+        size = len(self.DATA)
+        self.server.scripts = [[STARTED, *self.taking(100_000), self.placed(600_000), ("drop",)],
+                               [self.told(600_000), STARTED, self.placed(900_000), ("drop",)],
+                               [self.told(700_000), STARTED, self.told(900_000), *self.taking(1_500_000, size), *self.ended()]]
+        r = self.space("exec", "-i", "sb_1", "x", input=self.DATA)
+        self.assertEqual((r.returncode, r.stderr), (0, b""))
+        self.assertEqual(self.attached(), ["0", "100000", "600000"])
+        self.assertEqual(self.server.stdin.data, self.DATA)
+
+    def test_a_break_when_the_server_has_all_that_is_kept(self):
+        """It has told of it already, and does so only once: the rest must be read all the same."""
+        self.server.scripts = [[STARTED, self.placed(1 << 20), ("drop",)],
+                               [self.told(1 << 20), STARTED, self.placed(len(self.DATA)), *self.ended()]]
+        r = self.space("exec", "-i", "sb_1", "x", input=self.DATA)
+        self.assertEqual((r.returncode, r.stderr), (0, b""))
+        self.assertEqual(self.attached(), ["0", "0"])
+        self.assertEqual(self.server.stdin.data, self.DATA)
+
+    def test_a_break_when_the_server_has_the_end(self):
+        closed = ("json", {"type": "stdin", "offset": 3, "next": 3, "closed": True})
+        is_end = ("until", lambda m: isinstance(m, str) and "stdin_close" in m)
+        self.server.scripts = [[STARTED, is_end, ("drop",)], [closed, STARTED, *self.ended()]]
+        r = self.space("exec", "-i", "sb_1", "x", input=b"abc")
+        self.assertEqual((r.returncode, r.stderr), (0, b""))
+        self.assertEqual((self.server.stdin.data, self.server.stdin.closed), (b"abc", True))
 
     def test_the_end_is_given_again(self):
         self.server.scripts = [[STARTED, ("until", lambda m: isinstance(m, str) and "stdin_close" in m), ("drop",)],
@@ -572,26 +603,42 @@ class Input(Case):
         p.stderr.close()
 
     def test_it_begins_at_the_end_of_another_ones(self):
-        self.server.scripts = [[STARTED, ("json", {"type": "stdin", "offset": 40, "next": 50, "closed": False}),
-                                ("until", lambda m: m == b"\0abc"), ("drop",)],
-                               [("json", {"type": "stdin", "offset": 52, "next": 52, "closed": False}), STARTED,
-                                ("until", lambda m: m == b"\0c"), *self.ended()]]
+        before = bytes(50)
+        self.server.stdin.data += before
+        first = ("json", {"type": "stdin", "offset": 40, "next": 50, "closed": False})
+        self.server.scripts = [[STARTED, first, self.placed(53), ("drop",)],
+                               [self.told(52), STARTED, ("until", lambda m: m == b"\0abc"), *self.ended()]]
         r = self.space("attach", "-i", "sb_1", "pr_1", input=b"abc")
         self.assertEqual((r.returncode, r.stderr), (0, b""))
-        self.assertEqual([a["stdin_offset"] for a in self.server.attaches], ["end", "50"])
+        self.assertEqual(self.attached(), ["end", "50"])
+        self.assertEqual(self.server.stdin.data, before + b"abc")
+        self.server.stdin = Stdin()
+        self.server.stdin.data += before
+        self.server.scripts = [[STARTED, first, self.placed(53), ("close", 4002)]]
+        r = self.space("attach", "-i", "sb_1", "pr_1", input=b"abc")
+        self.assertEqual(r.returncode, 125)
+        self.assertIn(b"the command certainly has 40 bytes of its input\n", r.stderr)  # the next ten are on their way
 
-    def test_how_much_it_has_is_told_at_the_end(self):
-        event = {"type": "suspended", "sandbox_id": "sb_1", "session_id": "se_1", "stdout_offset": 0, "stderr_offset": 0,
-                 "stdin_offset": 2, "attach": "/v1/attach/se_1"}
-        self.server.scripts = [[STARTED, ("until", lambda m: isinstance(m, bytes)), ("json", event), ("close", 1001)]]
+    def sent_away(self, *scripts, **event):
+        """What is said when the last connection ends with this event."""
+        event.update(sandbox_id="sb_1", session_id="se_1", stdout_offset=0, stderr_offset=0, attach="/v1/attach/se_1")
+        *broken, last = scripts
+        self.server.scripts = [*broken, [*last, ("json", event), ("close", 1001)]]
+        self.server.stdin = Stdin()
         r = self.space("exec", "-i", "sb_1", "x", input=b"abc")
         self.assertEqual(r.returncode, 125)
-        self.assertIn(b"the command certainly has 2 bytes of its input\n", r.stderr)
-        event["type"] = "rolled_back"
-        del event["stdin_offset"]
-        self.server.scripts = [[STARTED, ("until", lambda m: isinstance(m, bytes)), ("json", event), ("close", 1001)]]
-        r = self.space("exec", "-i", "sb_1", "x", input=b"abc")
-        self.assertEqual((r.returncode, b"certainly" in r.stderr), (125, False))
+        return r.stderr
+
+    def test_how_much_it_has_is_told_at_the_end(self):
+        script = [STARTED, self.placed(3)]
+        for name in ("stdin_offset", "stdin_end"):
+            self.assertIn(b"the command certainly has 2 bytes of its input\n",
+                          self.sent_away(script, type="suspended", **{name: 2}))
+        self.assertNotIn(b"certainly", self.sent_away(script, type="rolled_back"))
+
+    def test_how_much_it_has_counts_what_has_not_gone_again(self):
+        said = self.sent_away([STARTED, self.placed(3), ("drop",)], [self.told(2)], type="suspended", stdin_end=3)
+        self.assertIn(b"the command certainly has 3 bytes of its input\n", said)
 
     def test_a_place_that_is_lost_is_told(self):
         refused = problem(409, "conflict", "another one's bytes")
