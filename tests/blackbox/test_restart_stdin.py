@@ -1,5 +1,5 @@
-"""The server is killed in the middle of a command's input: whoever states where its bytes stand comes back and gives the
-rest, and the command gets each byte once."""
+"""The server is killed, or the connection breaks, in the middle of a command's input: whoever states where its bytes stand
+comes back and gives the rest, and the command gets each byte once."""
 import hashlib
 import os
 import random
@@ -8,6 +8,7 @@ import threading
 import time
 
 from harness.case import OwnServerTest, limit
+from harness.proxy import Cut, Proxy
 from harness.server import program
 from harness.ws import Attach, Closed, Refused
 
@@ -103,7 +104,9 @@ class Working:
             raise AssertionError("it is not done yet")
 
 
-class Killed(OwnServerTest):
+class Broken(OwnServerTest):
+    """What the tests share."""
+
     KILLS = 3
 
     def setUp(self):
@@ -128,6 +131,34 @@ class Killed(OwnServerTest):
             self.api = self.server.api
         return self.KILLS
 
+    def given(self, data):
+        """A file with this."""
+        path = os.path.join(self.server.base, "input")
+        with open(path, "wb") as out:
+            out.write(data)
+        return path
+
+    def client(self, sb, given, url):
+        """The command line tool, which gives a command the file."""
+        environment = {"SPACE_URL": url, "SPACE_API_KEY": self.server.key, "HOME": "/root", "PATH": os.environ["PATH"]}
+        with open(given, "rb") as stdin:
+            client = subprocess.Popen([program("space"), "exec", "-i", sb.id, "--", "sha256sum"], stdin=stdin,
+                                      stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
+        self.addCleanup(client.kill)
+        return client
+
+    def taken(self, sb, turn):
+        """How much the newest command, the sandbox's turn-th, certainly has."""
+        known = list(self.api.pages(f"{sb.path}/processes"))
+        return known[0]["stdin_offset"] if len(known) > turn else 0
+
+    def check_digest(self, client, data):
+        out, err = client.communicate(timeout=150)
+        self.assertEqual((client.returncode, err), (0, b""))
+        self.assertEqual(out.split()[0].decode(), hashlib.sha256(data).hexdigest())
+
+
+class Killed(Broken):
     @limit(400)
     def test_a_client_of_the_protocol(self):
         sb = self.sandbox()
@@ -150,25 +181,13 @@ class Killed(OwnServerTest):
     def test_the_command_line_tool(self):
         sb = self.sandbox()
         data = numbered(SIZE)
-        path = os.path.join(self.server.base, "input")
-        with open(path, "wb") as out:
-            out.write(data)
-        environment = {"SPACE_URL": self.server.url, "SPACE_API_KEY": self.server.key, "HOME": "/root",
-                       "PATH": os.environ["PATH"]}
+        given = self.given(data)
         for turn in range(3):
-            with self.subTest(turn=turn, seed=SEED), open(path, "rb") as given:
-                client = subprocess.Popen([program("space"), "exec", "-i", sb.id, "--", "sha256sum"], stdin=given,
-                                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
-                self.addCleanup(client.kill)
-
-                def taken(turn=turn):
-                    known = list(self.api.pages(f"{sb.path}/processes"))
-                    return known[0]["stdin_offset"] if len(known) > turn else 0
-
-                killed = self.kills(taken, lambda: client.poll() is not None)
-                out, err = client.communicate(timeout=150)
-                self.assertEqual((client.returncode, killed), (0, self.KILLS), err)
-                self.assertEqual(out.split()[0].decode(), hashlib.sha256(data).hexdigest())
+            with self.subTest(turn=turn, seed=SEED):
+                client = self.client(sb, given, self.server.url)
+                killed = self.kills(lambda turn=turn: self.taken(sb, turn), lambda: client.poll() is not None)
+                self.check_digest(client, data)
+                self.assertEqual(killed, self.KILLS)
 
     def placed(self, session, offset, name):
         attached = Attach(self.api, session, stdin=(offset, name))
@@ -255,3 +274,47 @@ class Killed(OwnServerTest):
         writer.control(type="stdin_close")
         self.assertEqual(writer.finish()["exit_code"], 0)
         self.assertEqual(sb.all_output(process), b"before\nagain\n")
+
+
+class Cuts(Broken):
+    """Connections break, and the server lives: it has more of the input than it had told, and says so to who comes back before
+    the command is heard to run."""
+
+    CUTS = 12
+
+    def cut(self):
+        """After some input, or about when the client hears where it is; the first connection has to begin, that is all."""
+        how = {"reset": self.random.random() < 0.6, "apart": self.random.random() < 0.3}
+        if self.random.random() < 0.3:
+            return Cut(down=self.random.randrange(1, 400), **how)
+        return Cut(up=self.random.randrange(1, 3 << 19), **how)
+
+    def proxy(self):
+        cuts = [Cut(up=self.random.randrange(4096, 3 << 19)), *(self.cut() for _ in range(1, self.CUTS))]
+        proxy = Proxy(lambda: self.server.port, b"GET /v1/attach/", cuts)
+        self.addCleanup(proxy.close)
+        return proxy
+
+    @limit(300)
+    def test_the_connection_breaks(self):
+        sb = self.sandbox()
+        data = numbered(SIZE)
+        given = self.given(data)
+        for turn in range(3):
+            with self.subTest(turn=turn, seed=SEED):
+                proxy = self.proxy()
+                self.check_digest(self.client(sb, given, proxy.url), data)
+                self.assertEqual(proxy.made, self.CUTS)
+
+    @limit(400)
+    def test_it_breaks_and_the_server_is_killed(self):
+        sb = self.sandbox()
+        data = numbered(SIZE)
+        given = self.given(data)
+        for turn in range(2):
+            with self.subTest(turn=turn, seed=SEED):
+                proxy = self.proxy()
+                client = self.client(sb, given, proxy.url)
+                killed = self.kills(lambda turn=turn: self.taken(sb, turn), lambda: client.poll() is not None)
+                self.check_digest(client, data)
+                self.assertEqual((killed, proxy.made > self.CUTS // 3), (self.KILLS, True))
