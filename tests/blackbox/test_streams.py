@@ -220,17 +220,24 @@ class WriterGone(StreamTest):
         self.assertEqual(self.sb.result(process)["exit_code"], 0)
         self.assertEqual(self.sb.all_output(process), b"got 0\ngot 1\ngot 2\ngot 3\nend\n")
 
+    def end_of_stdin(self, session):
+        looker = self.attach(session, stdin=("end", "looker"))
+        looker.until(lambda: any(event["type"] == "stdin" for event in looker.events), "where stdin ends")
+        looker.ws.close()
+        return next(event["next"] for event in looker.events if event["type"] == "stdin")
+
     def test_what_it_gave_arrives(self):
         # More than a pipe and the link hold, so that a part of it is with the server when the writer goes.
         data = os.urandom(700_000)
         session = self.sb.session("while [ ! -e /tmp/go1 ]; do usleep 10000; done; sha256sum", stdin=True)
         process = session["session"]["process_id"]
         writer = self.attach(session)
+        writer.until(lambda: writer.pid, "started")  # unread, it would make the end a reset, which takes what is on its way
         writer.stdin(data)
         fd = writer.ws.sock.fileno()
-        self.until(lambda: fcntl.ioctl(fd, termios.TIOCOUTQ, b"\0" * 4) == b"\0" * 4, "all of it is with the server")
-        time.sleep(1)
+        self.until(lambda: fcntl.ioctl(fd, termios.TIOCOUTQ, b"\0" * 4) == b"\0" * 4, "all of it is on the server's side")
         writer.abort()
+        self.until(lambda: self.end_of_stdin(session) == len(data), "the server has read all of it")
         self.sb.put("/tmp/go1", b"")
         self.api.ok("POST", f"{self.sb.path}/processes/{process}/stdin?close=1", b"")
         self.assertEqual(self.sb.result(process)["exit_code"], 0)
