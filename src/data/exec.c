@@ -141,11 +141,28 @@ static void on_interrupted(void *arg, const char *reason, const char *message)
     data_call_fail(&x->call, &err);
 }
 
+/* No result, and none is made up; nor one to ask again. */
+static void on_overdue(void *arg)
+{
+    struct exec *x = arg;
+    const char *id = process_id(x->process);
+    struct error err = ERROR_INIT;
+    (void)error_set(
+        &err, ERROR_TIMEOUT,
+        "the time of process %s is over, but the sandbox has not said that it ended; that may still "
+        "come: wait for its result at /v1/sandboxes/%s/processes/%s?wait_s=60",
+        id, x->call.sandbox_id, id);
+    if (x->call.r)
+        http_add_header(x->call.r, "X-Space-Process", id);
+    data_call_fail(&x->call, &err);
+}
+
 static const struct process_reader_events reader_events = {
     .gap = on_gap,
     .output = on_output,
     .result = on_result,
     .interrupted = on_interrupted,
+    .overdue = on_overdue,
 };
 
 /* --- the request --- */

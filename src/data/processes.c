@@ -392,11 +392,11 @@ static void input_done(struct input *in)
     http_reply_empty(in->call.r, 204);
 }
 
-static void input_silent(void *arg)
+static void input_silent(void *arg, uint64_t mark)
 {
     struct input *in = arg;
     struct error err = ERROR_INIT;
-    if (in->over || !in->waits)
+    if (in->over || !in->waits || in->mark > mark)
         return;
     (void)error_set(
         &err, ERROR_TIMEOUT,

@@ -1,5 +1,6 @@
 /* What an agent owes and does not give although it is alive: the end of a command whose time is over, and the
  * word that it has a command's input. The link itself is watched in link.c. */
+#include <string.h>
 #include <utlist.h>
 
 #include "base/clock.h"
@@ -8,44 +9,101 @@
 /* In the time after which a silent link counts as lost, so that all of it follows one setting. */
 #define STDIN_TIMES 6     /* 30 s for the answer to a PING that stands behind the input */
 #define OVERDUE_TIMES 12  /* 60 s beyond a deadline, then the link is made anew; */
-#define FINAL_TIMES 60    /* 300 s more, then it is given up: a kernel may keep a killed command that long */
+#define FINAL_TIMES 60    /* 300 s more, then its owner is told */
 #define OVERDUE_ROUNDS 10 /* times that output which still comes is a reason to wait on */
 
 /* --- stdin --- */
 
-void guest_stdin_awaited(struct guest *g)
+static void drop_questions(struct guest_process *p, unsigned n)
 {
-    if (!g->held && g->stdin_ping && !g->stdin_late.active)
-        loop_timer_start(&g->stdin_late, (int64_t)g->lost_timeout_ms * STDIN_TIMES);
+    p->in_question_count -= n;
+    memmove(p->in_questions, p->in_questions + n, p->in_question_count * sizeof(p->in_questions[0]));
 }
 
-void guest_stdin_answered(struct guest *g)
+/* More than are told apart become one with the newest, whose time then begins anew. */
+void guest_stdin_question(struct guest_process *p, uint64_t mark)
 {
-    loop_timer_stop(&g->stdin_late);
+    unsigned n = p->in_question_count;
+    if (n > 0 && p->in_questions[n - 1].mark >= mark)
+        return;
+    if (n < GUEST_QUESTIONS_MAX)
+        p->in_question_count++;
+    else
+        n--;
+    p->in_questions[n] = (struct stdin_question){.mark = mark};
 }
 
-static bool owes_stdin(const struct guest_process *p)
+void guest_stdin_told(struct guest_process *p, uint64_t mark)
 {
-    return !p->ended && p->in_pinged && p->in_asked > p->in_arrived;
+    unsigned n = 0;
+    while (n < p->in_question_count && p->in_questions[n].mark <= mark)
+        n++;
+    drop_questions(p, n);
+}
+
+void guest_stdin_sent(struct guest_process *p, uint64_t mark)
+{
+    struct guest *g = p->g;
+    int64_t wait_ms = (int64_t)g->lost_timeout_ms * STDIN_TIMES;
+    for (unsigned i = 0; i < p->in_question_count && p->in_questions[i].mark <= mark; i++) {
+        struct stdin_question *q = &p->in_questions[i];
+        p->in_owed = q->mark;
+        if (q->due || g->held || !p->attached)
+            continue;
+        q->due = clock_mono_ns() + wait_ms * CLOCK_NS_PER_MS;
+        /* One that runs is due no later: all wait equally long. */
+        if (!g->stdin_late.active)
+            loop_timer_start(&g->stdin_late, wait_ms);
+    }
+}
+
+void guest_stdin_unsent(struct guest_process *p)
+{
+    for (unsigned i = 0; i < p->in_question_count; i++)
+        p->in_questions[i].due = 0;
+}
+
+/* Takes away the questions whose time is over: up to which mark, 0: none. */
+static uint64_t take_late(struct guest_process *p, int64_t now)
+{
+    uint64_t mark = 0;
+    unsigned n = 0;
+    for (; n < p->in_question_count && p->in_questions[n].due && p->in_questions[n].due <= now; n++)
+        mark = p->in_questions[n].mark;
+    drop_questions(p, n);
+    return p->ended ? 0 : mark;
+}
+
+static void watch_questions(struct guest *g, int64_t now)
+{
+    struct guest_process *p;
+    int64_t first = 0;
+    DL_FOREACH(g->processes, p)
+    {
+        int64_t due = p->in_question_count && !p->ended ? p->in_questions[0].due : 0;
+        if (due && (!first || due < first))
+            first = due;
+    }
+    if (first)
+        loop_timer_start(&g->stdin_late, (first - now + CLOCK_NS_PER_MS - 1) / CLOCK_NS_PER_MS);
 }
 
 static void on_stdin_late(struct loop_timer *t)
 {
     struct guest *g = t->arg;
-    struct guest_process *p;
+    int64_t now = clock_mono_ns();
     guest_enter(g);
-    DL_FOREACH(g->processes, p)
-    p->in_silent = owes_stdin(p);
-    for (p = g->processes; p && !g->destroyed;) {
-        bool silent = p->in_silent;
-        p->in_silent = false;
-        if (silent && p->events.stdin_silent) {
-            p->events.stdin_silent(p->arg);
+    for (struct guest_process *p = g->processes; p && !g->destroyed;) {
+        uint64_t mark = take_late(p, now);
+        if (mark && p->events.stdin_silent) {
+            p->events.stdin_silent(p->arg, mark);
             p = g->processes; /* the list may be another after a callback */
         } else {
             p = p->next;
         }
     }
+    if (!g->destroyed && !g->held)
+        watch_questions(g, now);
     guest_leave(g);
 }
 
@@ -82,16 +140,19 @@ static void on_overdue(struct loop_timer *t)
         wait_on(p, OVERDUE_TIMES);
         return;
     }
-    (void)error_set(&e, ERROR_UNAVAILABLE,
-                    "the guest's agent has not told the end of process %s, whose time is over", p->id);
     guest_enter(g);
-    if (p->overdue_told) {
-        guest_link_give_up(g, &e);
-    } else {
+    if (!p->overdue_asked) {
         /* Word that was lost comes again in the next epoch. */
-        p->overdue_told = true;
+        (void)error_set(&e, ERROR_UNAVAILABLE,
+                        "the guest's agent has not told the end of process %s, whose time is over", p->id);
+        p->overdue_asked = true;
         wait_on(p, FINAL_TIMES);
         guest_link_break(g, &e);
+    } else {
+        /* An honest agent has nothing to tell while its kernel keeps the command. */
+        p->overdue_left = 0;
+        if (p->events.overdue)
+            p->events.overdue(p->arg);
     }
     guest_leave(g);
 }
@@ -121,9 +182,10 @@ void guest_deadlines_init(struct guest *g)
 void guest_deadlines_hold(struct guest *g, bool held)
 {
     struct guest_process *p;
-    guest_stdin_answered(g);
+    loop_timer_stop(&g->stdin_late);
     DL_FOREACH(g->processes, p)
     {
+        guest_stdin_unsent(p);
         if (!held && p->overdue_left > 0 && !p->ended) {
             loop_timer_start(&p->overdue, p->overdue_left);
         } else if (held && p->overdue.active) {
@@ -133,5 +195,5 @@ void guest_deadlines_hold(struct guest *g, bool held)
         }
     }
     if (!held)
-        guest_stdin_awaited(g);
+        guest_flush_later(g); /* the agent's time for questions about stdin begins anew */
 }

@@ -538,7 +538,6 @@ void guest_link_gone(struct guest *g, const struct error *why)
     (void)error_set(&e, ERROR_UNAVAILABLE, "the connection to the guest was lost: %s", why->message);
     g->late = 0;
     g->ping = g->stdin_ping = 0;
-    guest_stdin_answered(g);
     guest_quiesce_link_gone(g);
     guest_identify_link_gone(g);
     DL_FOREACH(g->processes, p)

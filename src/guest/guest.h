@@ -140,8 +140,12 @@ struct guest_process_events {
     /* The agent has the stdin before this mark, which it tells by itself now and then, and when
      * guest_process_stdin_ask has asked. NULL: nobody wants to know. */
     void (*stdin_arrived)(void *arg, uint64_t mark);
-    /* It was asked, and has not answered for a long time though it is alive; the question stands. */
-    void (*stdin_silent)(void *arg);
+    /* It has had all before this mark for a long time and is alive, but has not said so to who asked; the
+     * question stands. Of input that was asked for later this says nothing: that has its own time. */
+    void (*stdin_silent)(void *arg, uint64_t mark);
+    /* At most once: its time is over (guest_process_ends_within) and its end is not known, nor came over a
+     * link made anew for that. It may still come; nothing else has changed. */
+    void (*overdue)(void *arg);
 };
 
 /* Starts a process. Refusals by the guest arrive as exited with START_FAILED. The object lives until
@@ -186,8 +190,9 @@ void guest_process_stdin_account(const struct guest_process *p, struct guest_std
 size_t guest_process_untaken(const struct guest_process *p, const void **ret);
 
 /* The process ends within this time of the guest's, says who has asked for a time limit: an agent that does
- * not tell its end by then and a good while longer is asked anew over a new link, and then given up (lost,
- * final). Time in which the guest is held does not count. Call once, after start or adopt. */
+ * not tell its end by then and a good while longer is asked anew over a new link, and then it is `overdue`: a
+ * guest's kernel can hold a killed command for as long as it likes, so the guest is not given up for that.
+ * Time in which the guest is held does not count. Call once, after start or adopt. */
 void guest_process_ends_within(struct guest_process *p, uint64_t ms);
 
 /* What was taken of stdin and has not been sent yet, and whether its end has not: lost with the object, so an

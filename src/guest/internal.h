@@ -19,6 +19,7 @@
 #define GUEST_PUSH_MAX (256u << 10)
 #define GUEST_BREAKS_MAX 3 /* breaks of the protocol within the time below are final */
 #define GUEST_BREAKS_MS 60000
+#define GUEST_QUESTIONS_MAX 8 /* unanswered ones of a process's stdin that are told apart */
 
 enum guest_link {             /* one function makes transitions: link_set in link.c */
                   LINK_DOWN,  /* waiting to connect */
@@ -54,6 +55,12 @@ struct clock_probe {
     int64_t wall;  /* and the wall clock here, half way */
 };
 
+/* An owner asked for stdin before this mark. */
+struct stdin_question {
+    uint64_t mark;
+    int64_t due; /* the latest time for the answer; 0: not all of it has been sent */
+};
+
 struct guest_process {
     struct guest *g; /* NULL: inert */
     struct guest_process *prev, *next;
@@ -78,13 +85,14 @@ struct guest_process {
     uint64_t in_base, in_sent, in_limit;
     uint64_t in_has; /* the agent has so much, by WINDOW, STARTED or PONG: not before in_base */
     bool in_fin, in_fin_sent, in_short;
-    uint64_t in_arrived;       /* marks of stdin (an offset, and one for its end): the agent has it so far, */
-    uint64_t in_asked;         /* the owner wants to hear of that much, */
-    uint64_t in_pinged;        /* this will have arrived with the PONG that is awaited; 0: not asked about */
-    bool in_silent;            /* its owner is to be told that the PONG does not come */
+    uint64_t in_arrived; /* marks of stdin (an offset, and one for its end): the agent has it so far, */
+    uint64_t in_owed;    /* the owner wants to hear of that much, which has been sent; */
+    uint64_t in_pinged;  /* this will have arrived with the PONG that is awaited; 0: not asked about */
+    struct stdin_question in_questions[GUEST_QUESTIONS_MAX]; /* in time: by marks, and by times; */
+    unsigned in_question_count;
     struct loop_timer overdue; /* its end must have come by then; */
     int64_t overdue_left;      /* ms: held while there was so much left */
-    bool overdue_told;         /* it has not, and the link was made anew for that */
+    bool overdue_asked;        /* it has not, and the link was made anew for that */
     unsigned overdue_rounds;   /* it was waited for longer, as output still came: */
     uint64_t overdue_had;      /* so much then */
 };
@@ -146,7 +154,7 @@ struct guest {
     int fd; /* owned */
     struct loop_fd watch;
     struct loop_timer retry, deadline, alive;
-    struct loop_timer stdin_late; /* the latest time for the answer to stdin_ping */
+    struct loop_timer stdin_late; /* not later than the first `due` of a question about stdin */
     struct loop_timer quiesce;    /* while one is under way: the latest time for its answer */
     struct loop_deferred flush;
     struct loop_timer linger; /* the last moment for what was sent in its own time: */
@@ -229,9 +237,14 @@ void guest_call_send(struct guest *g, struct call *c, uint8_t type, uint32_t cha
 void guest_deadlines_init(struct guest *g);
 void guest_deadline_init(struct guest_process *p);
 void guest_deadlines_hold(struct guest *g, bool held);
-/* stdin_ping is out; was answered, or is of no use any more. */
-void guest_stdin_awaited(struct guest *g);
-void guest_stdin_answered(struct guest *g);
+/* The owner wants to hear of stdin before the mark. */
+void guest_stdin_question(struct guest_process *p, uint64_t mark);
+/* The agent has all before the mark. */
+void guest_stdin_told(struct guest_process *p, uint64_t mark);
+/* So much has been sent: the agent's time for what was asked about it begins, unless it runs. */
+void guest_stdin_sent(struct guest_process *p, uint64_t mark);
+/* No time runs until it has been sent in another epoch. */
+void guest_stdin_unsent(struct guest_process *p);
 
 /* identify.c */
 /* Whether the PONG was one that is waited for. */

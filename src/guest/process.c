@@ -273,6 +273,7 @@ void guest_process_link_gone(struct guest_process *p)
     p->announced = p->attached = false;
     p->in_fin_sent = false;
     p->in_pinged = 0;
+    guest_stdin_unsent(p);
     p->is_late = false;
     loop_timer_stop(&p->late);
 }
@@ -317,8 +318,7 @@ bool guest_process_stdin_ask(struct guest_process *p, uint64_t *ret_mark)
     uint64_t wanted = mark(p->in_base + buf_len(&p->in), p->in_fin);
     if (!p->g || p->ended || wanted <= p->in_arrived)
         return false;
-    p->in_asked = wanted;
-    guest_stdin_awaited(p->g); /* one who asks again waits as long again */
+    guest_stdin_question(p, wanted);
     *ret_mark = wanted;
     guest_flush_later(p->g);
     return true;
@@ -330,6 +330,7 @@ static void arrived(struct guest_process *p, uint64_t at)
     if (!p->g || at <= p->in_arrived) /* a callback before this one may have released it */
         return;
     p->in_arrived = at;
+    guest_stdin_told(p, at);
     p->in_has = at < end ? at : end; /* the mark may count the end of stdin */
     if (p->events.stdin_arrived)
         p->events.stdin_arrived(p->arg, at);
@@ -351,6 +352,11 @@ size_t guest_process_untaken(const struct guest_process *p, const void **ret)
     return (size_t)(p->in_base + buf_len(&p->in) - p->in_has);
 }
 
+static bool has_question(const struct guest_process *p, uint64_t sent)
+{
+    return p->attached && !p->ended && p->in_owed > p->in_arrived && p->in_owed <= sent;
+}
+
 /* The agent tells by itself of large amounts only. It takes frames in order, so with the answer to a PING it
  * has all that was sent before. One PING at a time, for all processes. */
 void guest_stdin_ask(struct guest *g)
@@ -358,14 +364,16 @@ void guest_stdin_ask(struct guest *g)
     struct guest_process *p;
     struct buf body;
     bool due = false;
-    if (g->stdin_ping || g->link != LINK_READY)
+    if (g->link != LINK_READY)
         return;
     DL_FOREACH(g->processes, p)
     {
         uint64_t sent = mark(p->in_sent, p->in_fin_sent);
-        bool asks = p->attached && !p->ended && p->in_asked > p->in_arrived && sent >= p->in_asked;
-        p->in_pinged = asks ? sent : 0;
-        due = due || asks;
+        guest_stdin_sent(p, sent); /* its time runs also while it waits behind a PING that is out */
+        if (g->stdin_ping)
+            continue;
+        p->in_pinged = has_question(p, sent) ? sent : 0;
+        due = due || p->in_pinged;
     }
     if (!due)
         return;
@@ -375,7 +383,6 @@ void guest_stdin_ask(struct guest *g)
     (void)proto_put_u64(&body, PROTO_F_TOKEN, g->stdin_ping);
     if (!guest_send(g, PROTO_PING, 0, &body))
         g->stdin_ping = 0;
-    guest_stdin_awaited(g);
     buf_finish(&body);
 }
 
@@ -384,7 +391,6 @@ bool guest_stdin_pong(struct guest *g, const struct proto_fields *f)
     if (!g->stdin_ping || proto_get_u64(f, PROTO_F_TOKEN, 0) != g->stdin_ping)
         return false;
     g->stdin_ping = 0;
-    guest_stdin_answered(g);
     for (struct guest_process *p = g->processes; p && !g->destroyed;) {
         uint64_t at = p->in_pinged;
         p->in_pinged = 0;

@@ -235,11 +235,22 @@ static void guest_stdin_arrived(void *arg, uint64_t mark)
     readers_stdin_arrived(p, mark);
 }
 
-static void guest_stdin_silent(void *arg)
+static void guest_stdin_silent(void *arg, uint64_t mark)
 {
     struct process *p = arg;
     if (p->state != PROCESS_EXITED)
-        readers_stdin_silent(p);
+        readers_stdin_silent(p, mark);
+}
+
+/* It stays what it is: its end may still come, and the rest of the sandbox has nothing to do with it. */
+static void guest_overdue(void *arg)
+{
+    struct process *p = arg;
+    if (p->state == PROCESS_EXITED)
+        return;
+    LOG(LOG_WARN, "a command does not end although its time is over", "sandbox=%s process=%s",
+        p->b->sandbox_id, p->id);
+    readers_overdue(p);
 }
 
 static const struct guest_process_events guest_events = {
@@ -249,6 +260,7 @@ static const struct guest_process_events guest_events = {
     .stdin_room = guest_stdin_room,
     .stdin_arrived = guest_stdin_arrived,
     .stdin_silent = guest_stdin_silent,
+    .overdue = guest_overdue,
 };
 
 /* --- the link --- */

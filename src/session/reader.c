@@ -247,14 +247,26 @@ void readers_stdin_arrived(struct process *p, uint64_t mark)
     walk_end(p);
 }
 
-void readers_stdin_silent(struct process *p)
+void readers_stdin_silent(struct process *p, uint64_t mark)
 {
     struct process_reader *r;
     walk_begin(p);
     DL_FOREACH(p->readers, r)
     {
         if (!r->closed && !r->over && r->events.stdin_silent)
-            r->events.stdin_silent(r->arg);
+            r->events.stdin_silent(r->arg, mark);
+    }
+    walk_end(p);
+}
+
+void readers_overdue(struct process *p)
+{
+    struct process_reader *r;
+    walk_begin(p);
+    DL_FOREACH(p->readers, r)
+    {
+        if (!r->closed && !r->over && r->events.overdue)
+            r->events.overdue(r->arg);
     }
     walk_end(p);
 }

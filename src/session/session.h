@@ -166,7 +166,11 @@ struct process_reader_events {
     void (*stdin_room)(void *arg); /* process_stdin took less before */
     /* The guest has more of stdin: process_stdin_taken, process_stdin_waits. */
     void (*stdin_arrived)(void *arg, uint64_t mark);
-    void (*stdin_silent)(void *arg); /* process_stdin_waits: for a long time the guest has not answered */
+    /* process_stdin_waits: for a long time the guest has not said that it has all before this mark */
+    void (*stdin_silent)(void *arg, uint64_t mark);
+    /* At most once: the command has outlived its time limit by minutes and its end, which may still come, is
+     * not known. */
+    void (*overdue)(void *arg);
 };
 
 #define PROCESS_SANDBOX_GONE "sandbox_gone" /* reason of a result that the guest did not tell */

@@ -287,7 +287,9 @@ void readers_output(struct process *p, unsigned i, uint64_t offset, const void *
 void readers_pump_later(struct process *p);
 void readers_stdin_room(struct process *p);
 void readers_stdin_arrived(struct process *p, uint64_t mark);
-void readers_stdin_silent(struct process *p);
+void readers_stdin_kept(struct process *p); /* nothing of it settles any more */
+void readers_stdin_silent(struct process *p, uint64_t mark);
+void readers_overdue(struct process *p);
 /* Its sandbox is suspended. */
 bool process_asleep(const struct process *p);
 /* Their sandbox is suspended: they get what is journalled, then leave. */

@@ -119,6 +119,38 @@ static void test_sandbox_dies(void **state)
     answer_free(&a);
 }
 
+/* Its time is over and the guest does not let it end: no result is made up, the process is named, and it and
+ * who waits for it go on. */
+static void test_overdue(void **state)
+{
+    struct rig *g = *state;
+    struct client *c = request_json(g, "POST", sb_path(g, "/exec"), "{\"shell\":\"x\",\"timeout_s\":5}");
+    struct guest_process *p = wait_started(g);
+    AUTO_FREE char *path = str_printf("/processes/%s?wait_s=60", p->id);
+    fake_started(p, 42);
+    struct client *waits = request(g, "user", "GET", sb_path(g, path), "", "", 0);
+    rig_until(g, g->w->sb->busy == 2);
+    p->events.overdue(p->arg);
+    struct answer a = answer_of(g, c);
+    assert_int_equal(a.status, 504);
+    assert_string_equal(slug_of(&a), "timeout");
+    assert_string_equal(header_of(&a, "X-Space-Process"), p->id);
+    assert_non_null(strstr(json_string_value(json_object_get(a.json, "detail")), path));
+    answer_free(&a);
+    assert_true(p->signals == 0 && !p->released);
+    rig_until(g, g->w->sb->busy == 1); /* who waits */
+    a = get(g, sb_path(g, "/processes"));
+    assert_non_null(strstr((const char *)a.body, "\"running\""));
+    answer_free(&a);
+    fake_result(p, GUEST_REASON_TIMEOUT, 0, 9, "");
+    a = answer_of(g, waits);
+    assert_int_equal(a.status, 200);
+    json_t *result = json_object_get(a.json, "result");
+    assert_string_equal(json_string_value(json_object_get(result, "reason")), "timeout");
+    answer_free(&a);
+    rig_until(g, p->released);
+}
+
 static void test_wakes(void **state)
 {
     struct rig *g = *state;
@@ -240,11 +272,17 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
 #define T(name) cmocka_unit_test_setup_teardown(name, rig_setup, rig_teardown)
-        T(test_whole),           T(test_binary),
-        T(test_truncated),       T(test_abort_kills),
-        T(test_sandbox_dies),    T(test_wakes),
-        T(test_refused),         T(test_who_and_where),
-        T(test_missing_program), T(test_shutdown_leaves_command),
+        T(test_whole),
+        T(test_binary),
+        T(test_truncated),
+        T(test_abort_kills),
+        T(test_sandbox_dies),
+        T(test_overdue),
+        T(test_wakes),
+        T(test_refused),
+        T(test_who_and_where),
+        T(test_missing_program),
+        T(test_shutdown_leaves_command),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

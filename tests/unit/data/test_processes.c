@@ -276,13 +276,15 @@ static void test_stdin_and_a_silent_agent(void **state)
     p->arrived = 2;
     p->events.stdin_arrived(p->arg, 2);
     not_answered(g, c);
-    p->events.stdin_silent(p->arg);
+    p->events.stdin_silent(p->arg, 2); /* of what was asked for before */
+    not_answered(g, c);
+    p->events.stdin_silent(p->arg, 3);
     struct answer a = answer_of(g, c);
     assert_int_equal(a.status, 504);
     assert_string_equal(slug_of(&a), "timeout");
     assert_string_equal(header_of(&a, "X-Space-Stdin-Offset"), "2");
     answer_free(&a);
-    p->events.stdin_silent(p->arg); /* nobody waits */
+    p->events.stdin_silent(p->arg, 3); /* nobody waits */
     p->far = false;
     a = answer_of(g, request(g, "user", "POST", process_path(g, &k, "/stdin?close=1"), "", "de", 2));
     assert_int_equal(a.status, 204);

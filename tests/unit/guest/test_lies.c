@@ -40,7 +40,10 @@ struct liar {
     uint32_t other; /* the channel of what is put next; 0: the first */
     uint64_t mark;  /* of stdin that has arrived */
     unsigned marks;
-    unsigned silences; /* of an agent that was asked for it */
+    unsigned silences; /* of an agent that was asked for it, */
+    uint64_t silent;   /* up to this mark, */
+    int64_t silent_at; /* told then */
+    unsigned overdue;
 };
 
 static void on_ready(struct guest *g, void *arg)
@@ -207,15 +210,26 @@ static void on_arrived(void *arg, uint64_t mark)
     l->marks++;
 }
 
-static void on_stdin_silent(void *arg)
+static void on_stdin_silent(void *arg, uint64_t mark)
 {
-    ((struct liar *)arg)->silences++;
+    struct liar *l = arg;
+    l->silences++;
+    l->silent = mark;
+    l->silent_at = clock_mono_ns();
+}
+
+static void on_overdue(void *arg)
+{
+    ((struct liar *)arg)->overdue++;
 }
 
 static void start_process(struct liar *l)
 {
-    static const struct guest_process_events events = {NULL, on_output,  on_exited,
-                                                       NULL, on_arrived, on_stdin_silent};
+    static const struct guest_process_events events = {.output = on_output,
+                                                       .exited = on_exited,
+                                                       .stdin_arrived = on_arrived,
+                                                       .stdin_silent = on_stdin_silent,
+                                                       .overdue = on_overdue};
     struct guest_exec x = {.argv = (const char *const[]){"true", NULL}, .stdin_open = true};
     struct error e = ERROR_INIT;
     id_new("pr", x.process_id);
@@ -768,7 +782,7 @@ static void silence_about_stdin_is_told(void **state)
         turn(&l);
     }
     assert_true(clock_mono_ns() - before > 1000 * CLOCK_NS_PER_MS);
-    assert_true(l.silences == 1 && l.lost == 0 && l.mark == 0);
+    assert_true(l.silences == 1 && l.silent == 10 && l.lost == 0 && l.mark == 0);
     struct guest_stdin a;
     guest_process_stdin_account(l.p, &a);
     assert_true(a.taken == 0 && a.sent == 10 && a.end == 10);
@@ -780,6 +794,102 @@ static void silence_about_stdin_is_told(void **state)
     guest_process_stdin_account(l.p, &a);
     assert_true(a.taken == 10 && a.end == 10);
     assert_int_equal(l.lost, 0);
+    guest_process_release(l.p);
+    end(&l);
+}
+
+/* Another process of the same guest. */
+struct other {
+    struct guest_process *p;
+    uint64_t mark, silent;
+    int64_t silent_at;
+};
+
+static void other_arrived(void *arg, uint64_t mark)
+{
+    ((struct other *)arg)->mark = mark;
+}
+
+static void other_silent(void *arg, uint64_t mark)
+{
+    struct other *o = arg;
+    o->silent = mark;
+    o->silent_at = clock_mono_ns();
+}
+
+static void start_other(struct liar *l, struct other *o)
+{
+    static const struct guest_process_events events = {.output = on_output,
+                                                       .exited = on_exited,
+                                                       .stdin_arrived = other_arrived,
+                                                       .stdin_silent = other_silent};
+    struct guest_exec x = {.argv = (const char *const[]){"cat", NULL}, .stdin_open = true};
+    struct error e = ERROR_INIT;
+    *o = (struct other){.p = NULL};
+    id_new("pr", x.process_id);
+    assert_int_equal(guest_process_start(l->g, &x, &events, o, &o->p, &e), 0);
+    for (int k = 0; k < 3; k++)
+        turn(l);
+    l->other = 2;
+    put_started(l, 0, 1000);
+    l->other = 0;
+    flush(l);
+}
+
+/* Lives for so long, and answers no PING: output of the first process, from *at on. */
+static void chatter(struct liar *l, int64_t ms, uint64_t *at)
+{
+    int64_t limit = clock_mono_ns() + ms * CLOCK_NS_PER_MS;
+    while (clock_mono_ns() < limit) {
+        put_data(l, 1, 1, (*at)++, 1);
+        flush(l);
+        turn(l);
+    }
+}
+
+/* Each who asks has the same time, also when a PING that is not answered was out before, and when the same
+ * process was asked before. What there is no credit for the agent does not owe. The PONG answers all. */
+static void each_question_has_its_time(void **state)
+{
+    (void)state;
+    const int64_t whole = 1800 * CLOCK_NS_PER_MS;
+    static const unsigned char bytes[2000];
+    struct liar l;
+    struct other o;
+    uint64_t mark, input = 0, at = 0;
+    bool fin = false;
+    meet_process(&l, 300);
+    start_other(&l, &o);
+    give_stdin(&l, 10);
+    int64_t first = clock_mono_ns();
+    assert_true(guest_process_stdin_ask(l.p, &mark));
+    uint64_t token = next_ping(&l, &input, &fin);
+    assert_true(token != 0);
+    chatter(&l, 600, &at);
+    assert_int_equal(guest_process_stdin(o.p, bytes, 5), 5);
+    give_stdin(&l, 10);
+    int64_t second = clock_mono_ns();
+    assert_true(guest_process_stdin_ask(o.p, &mark));
+    assert_true(guest_process_stdin_ask(l.p, &mark));
+    chatter(&l, 50, &at);
+    assert_int_equal(guest_process_stdin(o.p, bytes, 2000), 2000); /* more than there is credit for */
+    assert_true(guest_process_stdin_ask(o.p, &mark));
+    for (int i = 0; l.silences < 1 && i < 100; i++)
+        chatter(&l, 100, &at);
+    assert_true(l.silences == 1 && l.silent == 10 && l.silent_at - first >= whole);
+    for (int i = 0; (l.silences < 2 || !o.silent) && i < 100; i++)
+        chatter(&l, 100, &at);
+    assert_true(l.silences == 2 && l.silent == 20 && l.silent_at - second >= whole);
+    assert_true(o.silent == 5 && o.silent_at - second >= whole);
+    chatter(&l, 2000, &at);
+    assert_true(l.silences == 2 && o.silent == 5 && l.lost == 0);
+    /* The questions stand. */
+    put_pong_to(&l, token);
+    flush(&l);
+    for (int i = 0; (l.mark < 20 || o.mark < 5) && i < 50; i++)
+        (void)stay_alive(&l, 100, NULL, 0);
+    assert_true(l.mark == 20 && o.mark >= 5 && l.lost == 0);
+    guest_process_release(o.p);
     guest_process_release(l.p);
     end(&l);
 }
@@ -838,9 +948,10 @@ static void a_lost_end_comes_again(void **state)
     end(&l);
 }
 
-/* It does not come over that one either: the guest is given up, and no result is made up. Before that, as
- * long as the end may be waiting behind output for which there is no room here, nothing is done. */
-static void an_end_that_never_comes_is_final(void **state)
+/* It does not come over that one either: its owner is told, once, no result is made up, and nothing else is
+ * lost; the end may still come. Before that, as long as the end may be waiting behind output for which there
+ * is no room here, nothing is done. */
+static void an_end_that_does_not_come_is_told(void **state)
 {
     (void)state;
     struct liar l;
@@ -858,11 +969,16 @@ static void an_end_that_never_comes_is_final(void **state)
     put_started(&l, 0, 65536);
     flush(&l);
     int64_t before = clock_mono_ns();
-    assert_true(stay_alive(&l, 20000, &l.finals, 1));
+    assert_true(stay_alive(&l, 20000, &l.overdue, 1));
     assert_true(clock_mono_ns() - before > 4000 * CLOCK_NS_PER_MS);
-    assert_int_equal(l.code, ERROR_UNAVAILABLE);
-    assert_non_null(strstr(l.why, "whose time is over"));
-    assert_int_equal(l.exited, 0);
+    assert_true(l.exited == 0 && l.finals == 0 && l.lost == 1);
+    guest_hold(l.g, true);
+    guest_hold(l.g, false);
+    (void)stay_alive(&l, 3000, &l.lost, 2);
+    assert_true(l.overdue == 1 && l.exited == 0 && l.lost == 1);
+    put_exit(&l, PROTO_REASON_TIMEOUT, l.got);
+    flush(&l);
+    assert_true(until(&l, &l.exited, 1));
     guest_process_release(l.p);
     end(&l);
 }
@@ -1069,9 +1185,10 @@ int main(void)
         cmocka_unit_test(a_release_waits_for_company),
         cmocka_unit_test(arrived_is_what_the_agent_has),
         cmocka_unit_test(silence_about_stdin_is_told),
+        cmocka_unit_test(each_question_has_its_time),
         cmocka_unit_test(stdin_is_not_taken_back),
         cmocka_unit_test(a_lost_end_comes_again),
-        cmocka_unit_test(an_end_that_never_comes_is_final),
+        cmocka_unit_test(an_end_that_does_not_come_is_told),
         cmocka_unit_test(destroyed_from_a_callback),
         cmocka_unit_test(late_bytes_are_bounded),
         cmocka_unit_test(fast_output_is_acknowledged_in_large_steps),
