@@ -83,9 +83,10 @@ static json_t *farewell_json(const struct attach *a, const char *type)
     AUTO_FREE char *path = str_printf("/v1/attach/%s", a->session_id);
     bool places = a->place.stated && process_stdin_known(a->process); /* after a rollback it is not */
     return json_pack(
-        "{ss ss ss sI sI so* ss}", "type", type, "sandbox_id", a->call.sandbox_id, "session_id",
+        "{ss ss ss sI sI so* so* ss}", "type", type, "sandbox_id", a->call.sandbox_id, "session_id",
         a->session_id, "stdout_offset", (json_int_t)process_reader_offset(a->reader, GUEST_STDOUT),
         "stderr_offset", (json_int_t)process_reader_offset(a->reader, GUEST_STDERR), "stdin_offset",
+        places ? json_integer((json_int_t)process_stdin_taken(a->process)) : NULL, "stdin_end",
         places ? json_integer((json_int_t)process_stdin_end(a->process)) : NULL, "attach", path ? path : "");
 }
 
@@ -106,6 +107,24 @@ void attach_leave_input(struct attach *a)
         (void)process_stdin_close(a->process, NULL);
 }
 
+/* Nothing more is taken from the client from now on. */
+static void on_leaving(void *arg)
+{
+    struct attach *a = arg;
+    a->leaving = true;
+    attach_leave_input(a);
+    if (a->ws)
+        http_ws_pause(a->ws, true);
+}
+
+/* What came after that: who states its place gives it again, where it is told that its input has come to. */
+static void leave_rest(struct attach *a)
+{
+    if (!a->place.stated)
+        attach_leave_input(a);
+    buf_consume(&a->input, buf_len(&a->input));
+}
+
 static void on_interrupted(void *arg, const char *reason, const char *message)
 {
     struct attach *a = arg;
@@ -114,7 +133,7 @@ static void on_interrupted(void *arg, const char *reason, const char *message)
         return;
     }
     if (str_eq(reason, PROCESS_SUSPENDED))
-        attach_leave_input(a);
+        leave_rest(a);
     give_event(a, farewell_json(a, reason));
     end(a, ATTACH_END_LATER, message);
 }
@@ -139,6 +158,7 @@ static const struct process_reader_events reader_events = {
     .gap = on_gap,
     .output = on_output,
     .result = on_result,
+    .leaving = on_leaving,
     .interrupted = on_interrupted,
     .stdin_room = on_stdin_room,
     .stdin_arrived = on_stdin_arrived,

@@ -53,6 +53,7 @@ struct attach {
     struct http_ws *ws;
     struct buf input; /* stdin that the guest has not taken */
     bool input_closed;
+    bool leaving; /* as its sandbox is suspended: nothing is taken from it any more */
     struct attach_place place;
     json_t *farewell; /* came before the connection was there */
     /* NDJSON */

@@ -185,7 +185,7 @@ static void push_input(struct attach *a)
 {
     size_t taken = 0;
     struct error err = ERROR_INIT;
-    if (a->ended || !a->ws || !find_place(a))
+    if (a->ended || a->leaving || !a->ws || !find_place(a))
         return;
     int rc = buf_len(&a->input) > 0 ? give(a, buf_head(&a->input), buf_len(&a->input), &taken, &err) : 0;
     if (misplaced(a, rc)) {

@@ -98,6 +98,14 @@ json_t *process_input_at(const struct process *p)
     return sure ? json_integer((json_int_t)account(p).sent) : NULL;
 }
 
+/* It is known where what is kept begins. Of a guest that has not said yet what it has it is not: a record
+ * that claimed a place would make the next daemon drop what stands before it. */
+static bool is_placed(const struct process *p)
+{
+    bool reached = p->sent || p->maybe;
+    return p->state == PROCESS_EXITED || p->stdin_noted || (p->gp && p->input_ready) || !reached;
+}
+
 /* A guest that runs on may take more before this is read: with the offset that it begins at, that is seen. */
 bool process_input_put(const struct process *p, json_t *body)
 {
@@ -105,8 +113,8 @@ bool process_input_put(const struct process *p, json_t *body)
     json_t *input = p->input_kept ? input_json(p, true) : NULL;
     if (input)
         rc |= json_object_set_new(body, "input_b64", input);
-    bool sure = p->state == PROCESS_EXITED || p->stdin_noted;
-    if (input || (sure && process_has_stdin(p)))
+    bool noted = p->state == PROCESS_EXITED || p->stdin_noted;
+    if ((input && is_placed(p)) || (noted && process_has_stdin(p)))
         rc |= json_object_set_new(body, "stdin", json_integer((json_int_t)account(p).taken));
     if (p->end_due)
         rc |= json_object_set_new(body, "end", json_integer((json_int_t)p->end_at));
@@ -137,7 +145,6 @@ void process_input_place(struct process *p, const json_t *at)
 {
     p->stdin_noted = json_is_integer(at);
     p->stdin_base = p->stdin_noted ? (uint64_t)json_integer_value(at) : 0;
-    p->kept_end = p->stdin_base + buf_len(&p->feed);
 }
 
 void process_input_load(struct process *p, const json_t *body)
@@ -149,6 +156,8 @@ void process_input_load(struct process *p, const json_t *body)
         LOG(LOG_ERROR, "input lost: its record cannot be read", "sandbox=%s process=%s", p->b->sandbox_id,
             p->id);
     process_input_place(p, json_object_get(body, "stdin"));
+    p->kept_end = process_stdin_end(p);
+    p->kept_mark = UINT64_MAX;
     (void)str_copy(p->writer, sizeof(p->writer), name ? name : "");
     p->writer_base = (uint64_t)json_integer_value(json_array_get(writer, 1));
     p->end_due = json_object_get(body, "end") != NULL;
@@ -171,17 +180,49 @@ void process_input_rest(struct process *p, uint64_t sent)
     if (p->state == PROCESS_EXITED)
         return;
     p->stdin_base = sent;
-    p->kept_end = process_stdin_end(p);
+}
+
+static void keep_asked(struct process *p);
+
+static void on_kept(void *arg, const struct error *err)
+{
+    struct process *p = (struct process *)((char *)arg - offsetof(struct process, kept_end));
+    if (err) {
+        p->keep_failed = true;
+        loop_timer_start(&p->retry, RETRY_MS);
+        return;
+    }
+    p->keep_due = false;
+    p->kept_end = p->kept_next;
+    readers_stdin_kept(p);
+}
+
+static void keep_asked(struct process *p)
+{
+    p->keep_failed = false;
+    store_commit(p->s->config.store, on_kept, &p->kept_end);
 }
 
 void process_input_noted(struct process *p, bool kept)
 {
-    if (kept)
-        p->kept_end = process_stdin_end(p);
-    if (p->input_kept == kept)
+    if (!kept && !p->input_kept)
         return;
+    if (kept) { /* more than before, perhaps; and what the guest has asked for it is of before */
+        p->kept_next = process_stdin_end(p);
+        p->kept_mark = UINT64_MAX;
+    }
     p->input_kept = kept;
     process_put(p);
+    if (p->keep_due) /* its answer would be too early for this one */
+        store_commit_cancel(p->s->config.store, &p->kept_end);
+    p->keep_due = kept;
+    if (kept)
+        keep_asked(p);
+}
+
+bool process_input_settling(const struct process *p)
+{
+    return p->keep_due && p->state != PROCESS_EXITED;
 }
 
 /* --- to the guest --- */
@@ -189,8 +230,15 @@ void process_input_noted(struct process *p, bool kept)
 /* What was kept over a suspend is in the record until the guest has it. */
 static void feed_given(struct process *p)
 {
-    if (p->input_kept && !guest_process_stdin_ask(p->gp, &p->kept_mark))
+    if (p->input_kept && p->input_ready && buf_len(&p->feed) == 0 &&
+        !guest_process_stdin_ask(p->gp, &p->kept_mark))
         process_input_noted(p, false);
+}
+
+void process_input_stays(struct process *p)
+{
+    if (p->gp)
+        feed_given(p);
 }
 
 void process_input_feed(struct process *p)
@@ -231,7 +279,10 @@ void process_input_opened(struct process *p)
         size_t n = buf_len(&p->feed);
         buf_consume(&p->feed, has - base < n ? (size_t)(has - base) : n);
     }
+    bool found = p->input_kept && (!p->stdin_noted || buf_len(&p->feed) == 0);
     p->stdin_noted = false;
+    if (found) /* the record can say now where what it keeps stands, or needs to keep nothing any more */
+        process_input_noted(p, buf_len(&p->feed) > 0);
     settle_end(p);
     process_input_feed(p);
     readers_stdin_room(p);
@@ -272,12 +323,15 @@ void process_input_retry(struct process *p)
 {
     if (p->turn_failed)
         turn_asked(p);
+    if (p->keep_failed)
+        keep_asked(p);
 }
 
 void process_input_stop(struct process *p)
 {
     store_commit_cancel(p->s->config.store, p->writer);
-    p->writer_due = p->turn_failed = false;
+    store_commit_cancel(p->s->config.store, &p->kept_end);
+    p->writer_due = p->turn_failed = p->keep_due = p->keep_failed = false;
 }
 
 static void take_turn(struct process *p, const char *writer)
@@ -390,9 +444,7 @@ static size_t keep(struct process *p, const void *data, size_t n)
         process_input_feed(p); /* the rest when there is room */
         return n;
     }
-    p->input_kept = true;
-    p->kept_end = process_stdin_end(p);
-    process_put(p);
+    process_input_noted(p, true);
     return n;
 }
 

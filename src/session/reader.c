@@ -162,6 +162,17 @@ bool process_asleep(const struct process *p)
     return sb && sandbox_state(sb) == SANDBOX_SUSPENDED;
 }
 
+static void leave(struct process_reader *r)
+{
+    bool first = !r->leaving;
+    r->leaving = true;
+    if (first && r->events.leaving)
+        r->events.leaving(r->arg);
+    /* What it has given is in the record before it hears that it is taken. */
+    if (!r->closed && !r->over && !process_input_settling(r->p))
+        interrupt(r, PROCESS_SUSPENDED, "the sandbox was suspended");
+}
+
 /* A suspended sandbox says nothing more: who has all that is journalled is sent away rather than left to
  * wait.
  */
@@ -170,7 +181,7 @@ static void give_suspended(struct process_reader *r)
     if (!reader_live(r) || !r->events.output || r->p->state == PROCESS_EXITED || !caught_up(r) ||
         !process_asleep(r->p))
         return;
-    interrupt(r, PROCESS_SUSPENDED, "the sandbox was suspended");
+    leave(r);
 }
 
 static void pump(void *arg)
@@ -292,6 +303,24 @@ void readers_suspended(struct process *p)
         if (r->events.output)
             pump_later(r);
         else if (!r->closed && !r->over)
+            leave(r);
+    }
+    walk_end(p);
+}
+
+void readers_stdin_kept(struct process *p)
+{
+    if (p->state != PROCESS_EXITED && process_asleep(p))
+        readers_suspended(p);
+}
+
+void readers_awake(struct process *p)
+{
+    struct process_reader *r;
+    walk_begin(p);
+    DL_FOREACH(p->readers, r)
+    {
+        if (r->leaving && !r->closed && !r->over)
             interrupt(r, PROCESS_SUSPENDED, "the sandbox was suspended");
     }
     walk_end(p);

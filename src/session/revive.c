@@ -64,10 +64,10 @@ json_t *sessions_capture(struct sessions *s, const struct sandbox *sb)
         /* A host that crashes before it is restored may lose what the journals say, a server that is killed
          * the input. */
         json_t *input = process_input_json(p);
-        p->input_kept = input != NULL;
-        p->kept_end = process_stdin_end(p);
+        process_input_noted(p, input || p->input_kept); /* what was told as taken stays that */
+        if (!p->input_kept)
+            process_put(p);
         json_decref(input);
-        process_put(p);
     }
     json_t *document = json_pack("{si so}", "v", DOCUMENT_VERSION, "processes", list);
     if (!document)
@@ -193,6 +193,8 @@ static void set_state(struct process *p, const struct entry *e)
         LOG(LOG_WARN, "input lost", "sandbox=%s process=%s", p->b->sandbox_id, p->id);
     p->input_kept = buf_len(&p->feed) > 0;
     process_input_place(p, e->stdin_at);
+    p->kept_end = 0; /* before all this is durable nothing of it is told */
+    p->kept_mark = UINT64_MAX;
     *p->writer = '\0'; /* nobody can come back to bytes of another time */
     p->end_due = false;
     p->pid = (uint32_t)e->pid;

@@ -56,6 +56,13 @@ static void bucket_suspended(struct bucket *b)
     }
 }
 
+static void bucket_awake(struct bucket *b)
+{
+    struct process *p;
+    DL_FOREACH(b->head, p)
+    readers_awake(p);
+}
+
 static void link_down(struct bucket *b, const struct sandbox *sb, const struct error *why)
 {
     struct process *p;
@@ -87,12 +94,12 @@ static void on_guest(void *arg, const struct sandbox *sb, struct guest *g, const
 }
 
 /* The suspend did not come about: what waits is given to the guest by the link that it has, also when its
- * vCPUs stand still. */
+ * vCPUs stand still. What was told as taken stays in the record until then. */
 static void bucket_stays(struct bucket *b)
 {
     struct process *p;
     DL_FOREACH(b->head, p)
-    process_input_noted(p, false);
+    process_input_stays(p);
 }
 
 static void on_changed(void *arg, const struct sandbox *sb, enum sandbox_state from, enum sandbox_state to)
@@ -109,6 +116,8 @@ static void on_changed(void *arg, const struct sandbox *sb, enum sandbox_state f
         bucket_stays(b);
     if (to == SANDBOX_SUSPENDED)
         bucket_suspended(b);
+    if (from == SANDBOX_SUSPENDED)
+        bucket_awake(b);
     /* Commands that were asked for while it slept: its link object may be the same as before. */
     struct guest *g = to == SANDBOX_RUNNING ? sandbox_guest_link(sb) : NULL;
     if (g) {

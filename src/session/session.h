@@ -162,6 +162,9 @@ struct process_reader_events {
     /* No result here and now (the journal cannot be read, the process is forgotten, the server ends); last.
      * The owner closes the reader before it returns. With PROCESS_SUSPENDED everything journalled has been
      * given; with it and PROCESS_ROLLED_BACK the process goes on, at process_reader_offset. */
+    /* Its sandbox is suspended: what the owner still has of input is to be given now (process_stdin_keep),
+     * interrupted follows when that is durable. */
+    void (*leaving)(void *arg);
     void (*interrupted)(void *arg, const char *reason, const char *message);
     void (*stdin_room)(void *arg); /* process_stdin took less before */
     /* The guest has more of stdin: process_stdin_taken, process_stdin_waits. */

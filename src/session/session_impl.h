@@ -60,6 +60,7 @@ struct process_reader {
     uint64_t at[STREAMS]; /* next offset to give */
     bool told;            /* started() was called */
     bool resting;         /* output() took less than offered */
+    bool leaving;         /* was told so: its sandbox is suspended */
     bool over;            /* result() or interrupted() was called */
     bool closed;
     bool busy;                 /* counted in sandbox_busy */
@@ -125,8 +126,11 @@ struct process {
     struct buf feed;     /* stdin that goes to the guest before any other */
     bool feeding;        /* its stdin is closed after that */
     bool input_kept;     /* its record holds the feed, and what of it the guest has not said to have: */
-    uint64_t kept_end;   /* up to this offset, */
-    uint64_t kept_mark;  /* which the guest has with this mark */
+    uint64_t kept_end;   /* durably up to this offset */
+    uint64_t kept_next;  /* and, once that is durable as well, this; */
+    uint64_t kept_mark;  /* the guest has all of it with this mark; UINT64_MAX: it was not asked yet */
+    bool keep_due;       /* kept_next is not durable yet, */
+    bool keep_failed;    /* and to make it so is to be tried again */
     uint64_t stdin_base; /* without word of the guest: where the feed begins */
     bool stdin_noted;    /* and that is known to the byte */
     bool end_due;        /* stdin ends, and the guest is not known to have all that stands before that: */
@@ -240,8 +244,12 @@ void process_input_arrived(struct process *p, uint64_t mark);
 /* The disk has refused something a while ago. */
 void process_input_retry(struct process *p);
 void process_input_stop(struct process *p); /* nothing of it is under way any more */
-/* Whether the record holds it. */
+/* Whether the record holds it. What it holds is told as taken when it is durable; until then the input
+ * settles. */
 void process_input_noted(struct process *p, bool kept);
+bool process_input_settling(const struct process *p);
+/* Its sandbox was to be suspended and is not: the record holds what it does until the guest has it. */
+void process_input_stays(struct process *p);
 
 /* --- stream.c: journals and credit --- */
 const char *stream_suffix(unsigned i);
@@ -294,6 +302,8 @@ void readers_overdue(struct process *p);
 bool process_asleep(const struct process *p);
 /* Their sandbox is suspended: they get what is journalled, then leave. */
 void readers_suspended(struct process *p);
+/* It sleeps no more: who was still to leave does. */
+void readers_awake(struct process *p);
 /* Its streams have gone back: they leave, to come back where it goes on. */
 void readers_rolled_back(struct process *p);
 void readers_interrupt(struct process *p, const char *reason, const char *message);

@@ -102,6 +102,32 @@ static void test_held_back_input(void **state)
     assert_false(p->input_closed);
 }
 
+/* Who states its place hears how much of its input is kept. */
+static void test_kept_input_is_told(void **state)
+{
+    struct rig *g = *state;
+    struct attach_keys k;
+    struct guest_process *p = run(g, &k);
+    p->input_max = 3;
+    struct ws ws = ws_open(g, &k, "&stdin_offset=0&stdin_writer=one");
+    json_decref(ws_event(g, &ws, "stdin"));
+    json_decref(ws_event(g, &ws, "started"));
+    ws_send(g, &ws, WS_BINARY, "\0hello", 6);
+    rig_until(g, p->input_n == 3);
+    suspend(g);
+    json_t *e = NULL;
+    while (!e || !str_eq(json_string_value(json_object_get(e, "type")), "suspended")) {
+        json_decref(e);
+        assert_true(ws_next(g, &ws));
+        e = json_loadb((char *)ws.data, ws.n, 0, NULL);
+    }
+    assert_int_equal(json_integer_value(json_object_get(e, "stdin_offset")), 5);
+    assert_int_equal(json_integer_value(json_object_get(e, "stdin_end")), 5);
+    json_decref(e);
+    ws_closes(g, &ws, 1001);
+    ws_finish(&ws);
+}
+
 static void test_ndjson(void **state)
 {
     struct rig *g = *state;
@@ -299,11 +325,17 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
 #define T(name) cmocka_unit_test_setup_teardown(name, rig_setup, rig_teardown)
-        T(test_websocket),     T(test_held_back_input),
-        T(test_ndjson),        T(test_attach_while_suspended),
-        T(test_attach_wakes),  T(test_rolled_back),
-        T(test_exec),          T(test_file),
-        T(test_input),         T(test_input_interrupted),
+        T(test_websocket),
+        T(test_held_back_input),
+        T(test_kept_input_is_told),
+        T(test_ndjson),
+        T(test_attach_while_suspended),
+        T(test_attach_wakes),
+        T(test_rolled_back),
+        T(test_exec),
+        T(test_file),
+        T(test_input),
+        T(test_input_interrupted),
         T(test_input_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

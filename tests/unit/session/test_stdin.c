@@ -1,5 +1,7 @@
 /* Where stdin stands, and whose turn to write it is: bytes that are stated by their offset are given once,
  * over connections, restarts and suspends, and never among another's. */
+#include <sqlite3.h>
+
 #include "session/sink.h"
 
 static char name_of[ID_SIZE];
@@ -255,8 +257,12 @@ static void test_kept_over_a_suspend(void **state)
     assert_int_equal(give(w, p, "a", 0, "01234567"), 8);
     g->unsent = 3;
     suspend(w);
+    assert_int_equal(told(p), 5); /* the rest when it is durable */
+    wait_durable(w);
     assert_int_equal(told(p), 8);
     process_stdin_keep_at(p, "a", 6, "6789", 4); /* of which half is there */
+    assert_int_equal(told(p), 8);
+    wait_durable(w);
     assert_int_equal(told(p), 10);
     world_restart(w);
     p = processes_find(w->sessions, w->sb->id, name_of);
@@ -287,6 +293,16 @@ static void test_kept_over_a_suspend(void **state)
     input_is(g, "ab");
 }
 
+/* By the same daemon, or by the next. */
+static void restored(struct world *w, uint64_t has, struct guest_process **ret)
+{
+    fake_move(w->sandboxes, w->sb, SANDBOX_RESTORING);
+    fake_link(w->sandboxes, w->sb, w->guest, NULL);
+    fake_move(w->sandboxes, w->sb, SANDBOX_RUNNING);
+    *ret = fake_process(w->guest, name_of);
+    (*ret)->input_base = has;
+}
+
 /* Two clients leave more than is kept: what does not fit is not taken, and what is fits into the record with
  * all that the link has. */
 static void test_kept_is_bounded(void **state)
@@ -312,6 +328,129 @@ static void test_kept_is_bounded(void **state)
     p = processes_find(w->sessions, w->sb->id, name_of);
     assert_int_equal(process_stdin_end(p), end);
     assert_int_equal(told(p), end);
+}
+
+/* Where what is kept begins is not known before the guest has said it: no record says that it does. */
+static void test_an_unknown_place_is_not_recorded(void **state)
+{
+    struct world *w = *state;
+    struct guest_process *g;
+    struct process *p = running(w, &g);
+    assert_int_equal(give(w, p, "a", 0, "01234567"), 8);
+    p = restarted(w, 8, &g);
+    suspend(w); /* it has said nothing yet */
+    assert_int_equal(told(p), -1);
+    process_stdin_keep(p, "abc", 3);
+    world_restart(w);
+    p = processes_find(w->sessions, w->sb->id, name_of);
+    assert_int_equal(told(p), -1);
+    restored(w, 8, &g);
+    g->far = true;
+    fake_started(g, 42);
+    input_is(g, "abc");
+    assert_int_equal(process_stdin_end(p), 11);
+    p = restarted(w, 10, &g); /* by now it is */
+    fake_started(g, 42);
+    input_is(g, "c");
+}
+
+/* A client that leaves while memory is written. */
+static void test_more_is_kept_while_suspending(void **state)
+{
+    struct world *w = *state;
+    const struct error why = {.code = ERROR_UNAVAILABLE, .message = "the sandbox was suspended"};
+    struct guest_process *g;
+    struct process *p = running(w, &g);
+    assert_int_equal(give(w, p, "a", 0, "01234567"), 8);
+    g->unsent = 3;
+    g->input_max = 8;
+    fake_move(w->sandboxes, w->sb, SANDBOX_SUSPENDING);
+    json_decref(sessions_capture(w->sessions, w->sb));
+    wait_durable(w);
+    process_stdin_keep_at(p, "a", 8, "89", 2);
+    fake_link(w->sandboxes, w->sb, NULL, &why);
+    fake_guest_free(w->guest);
+    w->guest = fake_guest_create();
+    fake_move(w->sandboxes, w->sb, SANDBOX_SUSPENDED);
+    wait_durable(w);
+    assert_int_equal(told(p), 10);
+    world_restart(w);
+    p = processes_find(w->sessions, w->sb->id, name_of);
+    assert_int_equal(told(p), 10);
+    assert_int_equal(process_stdin_end(p), 10);
+}
+
+/* The suspend comes to nothing: what was told as taken stays so until the guest has it. */
+static void test_a_suspend_that_fails(void **state)
+{
+    struct world *w = *state;
+    struct guest_process *g;
+    struct process *p = running(w, &g);
+    assert_int_equal(give(w, p, "a", 0, "01234567"), 8);
+    g->far = true;
+    g->arrived = 5;
+    g->unsent = 3;
+    fake_move(w->sandboxes, w->sb, SANDBOX_SUSPENDING);
+    json_decref(sessions_capture(w->sessions, w->sb));
+    wait_durable(w);
+    assert_int_equal(told(p), 8);
+    fake_move(w->sandboxes, w->sb, SANDBOX_RUNNING);
+    wait_durable(w);
+    assert_int_equal(told(p), 8);
+    g->events.stdin_arrived(g->arg, 5); /* of what had been asked before */
+    wait_durable(w);
+    assert_int_equal(told(p), 8);
+    p = restarted(w, 5, &g); /* killed before the command has read it */
+    fake_started(g, 42);
+    assert_int_equal(told(p), 8);
+    input_is(g, "567");
+    g->far = true;
+    g->events.stdin_arrived(g->arg, 8);
+    g->arrived = 3;
+    assert_int_equal(told(p), 8);
+    wait_durable(w);
+    p = restarted(w, 8, &g);
+    fake_started(g, 42);
+    input_is(g, "");
+}
+
+/* Another holds the database: what cannot be written yet is not told as taken, and nobody is sent away with
+ * it. */
+static void test_kept_is_durable_before_it_is_told(void **state)
+{
+    struct world *w = *state;
+    struct guest_process *g;
+    sqlite3 *other = NULL;
+    char path[256];
+    struct process *p = running(w, &g);
+    assert_int_equal(give(w, p, "a", 0, "01234567"), 8);
+    struct sink *k = sink_open(w, p);
+    struct sink *post = sink_open(w, p); /* one that follows no output */
+    process_reader_close(post->reader);
+    struct process_reader_events events = sink_events;
+    events.output = NULL;
+    assert_ok(process_reader_open(p, 0, 0, &events, post, &post->reader, &w->err), &w->err);
+    g->unsent = 3;
+    (void)snprintf(path, sizeof(path), "%s/db", w->dir);
+    wait_durable(w);
+    assert_int_equal(sqlite3_open(path, &other), SQLITE_OK);
+    assert_int_equal(sqlite3_exec(other, "BEGIN IMMEDIATE", NULL, NULL, NULL), SQLITE_OK);
+    suspend(w);
+    process_stdin_keep_at(p, "a", 8, "89", 2);
+    for (int64_t until = clock_mono_ns() + 20 * CLOCK_NS_PER_S; store_healthy(w->store);) {
+        assert_true(clock_mono_ns() < until); /* it fails when the database's own patience is over */
+        loop_turn(w->loop, 20);
+    }
+    world_settle(w);
+    assert_int_equal(process_stdin_end(p), 10);
+    assert_int_equal(told(p), 5);
+    assert_int_equal(k->interrupted + post->interrupted, 0);
+    assert_int_equal(sqlite3_exec(other, "ROLLBACK", NULL, NULL, NULL), SQLITE_OK);
+    assert_int_equal(sqlite3_close(other), SQLITE_OK);
+    world_until(w, k->interrupted > 0 && post->interrupted > 0);
+    assert_int_equal(told(p), 10);
+    sink_close(k);
+    sink_close(post);
 }
 
 static void test_without_stdin(void **state)
@@ -352,6 +491,10 @@ int main(void)
         T(test_the_end_is_with_the_guest),
         T(test_kept_over_a_suspend),
         T(test_kept_is_bounded),
+        T(test_an_unknown_place_is_not_recorded),
+        T(test_more_is_kept_while_suspending),
+        T(test_a_suspend_that_fails),
+        T(test_kept_is_durable_before_it_is_told),
         T(test_without_stdin),
         T(test_time_limit),
     };
