@@ -84,6 +84,20 @@ static json_t *request_body(const struct http_route *route)
     return NULL;
 }
 
+/* Statuses have three digits. */
+static void add_problems(json_t *to, const char *list)
+{
+    while (list && strlen(list) > 4) {
+        size_t n = strcspn(list, "|");
+        char status[4] = {list[0], list[1], list[2], '\0'};
+        (void)json_object_set_new(to, status,
+                                  json_pack("{s:s%, s:{s:{s:o}}}", "description", list + 4, n - 4, "content",
+                                            "application/problem+json", "schema",
+                                            reference("schemas", "Problem")));
+        list += n + (list[n] == '|');
+    }
+}
+
 static json_t *responses(const struct http_route *route)
 {
     char status[16];
@@ -91,7 +105,9 @@ static json_t *responses(const struct http_route *route)
     json_t *ok = json_pack("{s:s}", "description", "Success");
     if (route->response_schema)
         (void)json_object_set_new(ok, "content", json_content(route->response_schema));
-    return json_pack("{s:o, s:o}", status, ok, "default", reference("responses", "Problem"));
+    json_t *all = json_pack("{s:o, s:o}", status, ok, "default", reference("responses", "Problem"));
+    add_problems(all, route->problems);
+    return all;
 }
 
 static const char *role_name(enum http_role role)

@@ -17,7 +17,10 @@ static struct http_route routes[] = {
      "Attach to a session's process: WebSocket space.attach.v1, or application/x-ndjson",
      "token,stdout_offset,stderr_offset,stdin_offset,stdin_writer,takeover", NULL, NULL, 200},
     {"POST", SB "/exec", exec_post, NULL, ROLE_USER, BODY_JSON, 0, "Run a command to its end", NULL,
-     "ExecRequest", "ExecResult", 200},
+     "ExecRequest", "ExecResult", 200,
+     .problems =
+         "504 The sandbox did not run in time, or it has not said that the command ended although that was "
+         "due minutes ago (X-Space-Process: its id; it is still running, and its result may still come)"},
     {"GET", SB "/processes", processes_list, NULL, ROLE_VIEWER, BODY_NONE, 0, "List a sandbox's processes",
      "limit,cursor", NULL, "ProcessList", 200},
     {"GET", SB "/processes/{pr}", process_get, NULL, ROLE_VIEWER, BODY_NONE, 0,

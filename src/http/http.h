@@ -42,6 +42,8 @@ struct http_route {
     const char *response_schema;
     unsigned success; /* documented success status */
     bool raw;         /* for requests that are passed on, see http_set_gate */
+    /* "504 what that means here|...": problems that the OpenAPI document tells one by one; NULL: none */
+    const char *problems;
 };
 
 /* Who asks, from the key; filled by the authenticator. */

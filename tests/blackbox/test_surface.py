@@ -39,6 +39,10 @@ class OpenApi(SpaceTest):
 
         walk(self.document)
 
+    def test_a_problem_that_needs_words(self):
+        answers = self.document["paths"]["/v1/sandboxes/{id}/exec"]["post"]["responses"]
+        self.assertIn("X-Space-Process", answers["504"]["description"])
+
     def test_every_documented_route_exists(self):
         count = 0
         for path, item in self.document["paths"].items():

@@ -783,6 +783,11 @@ static void documents_every_route(void **state)
         assert_true(route->request_schema == NULL || route->body == BODY_JSON);
     }
     assert_true(count > 25);
+    const json_t *told = json_object_get(json_object_get(document, "paths"), "/v1/test/problems");
+    told = json_object_get(json_object_get(told, "get"), "responses");
+    assert_string_equal(text_at(told, "409", "description"), "It is asleep");
+    assert_string_equal(text_at(told, "504", "description"), "It is late");
+    assert_non_null(json_object_get(told, "default"));
     const json_t *schemas = json_object_get(json_object_get(document, "components"), "schemas");
     const char *name;
     json_t *schema;

@@ -45,6 +45,20 @@ static void answered(void *arg, const struct http_request *r, unsigned status, d
         api_observe_answer(api, r, status, seconds);
 }
 
+static void no_handler(struct http_request *r, void *arg)
+{
+    (void)arg;
+    http_reply_empty(r, 204);
+}
+
+/* As another module's table has one. */
+static const struct http_route problems_route = {.method = "GET",
+                                                 .pattern = "/v1/test/problems",
+                                                 .handler = no_handler,
+                                                 .summary = "Tell two problems",
+                                                 .success = 204,
+                                                 .problems = "409 It is asleep|504 It is late"};
+
 void open_all(void)
 {
     struct error err = ERROR_INIT;
@@ -73,6 +87,7 @@ void open_all(void)
                              .doctor = doctor,
                              .components = components,
                              .kernel_release = "6.1"};
+    http_routes(f.server, &problems_route, 1);
     assert_int_equal(api_create(&all, &api, &err), 0);
     api_set_ready(api);
     fixture_start(&f);
