@@ -22,6 +22,7 @@ struct box {
     struct loop *loop;
     struct guest *g;
     unsigned ready, lost;
+    unsigned lost_ms; /* 0: the usual */
 };
 
 struct answer {
@@ -33,7 +34,7 @@ struct answer {
 struct proc {
     struct guest_process *p;
     char id[ID_SIZE];
-    bool started, exited;
+    bool started, exited, overdue;
     bool hoard; /* the journal is not written: nothing is acknowledged */
     uint64_t at;
     char text[TEXT_MAX];
@@ -94,7 +95,8 @@ static void link_up(struct box *b)
 {
     static const struct guest_events events = {on_ready, on_lost};
     struct error err = ERROR_INIT;
-    struct guest_config c = {.socket_path = b->vm.agent_path, .sandbox_id = "sb_real"};
+    struct guest_config c = {
+        .socket_path = b->vm.agent_path, .sandbox_id = "sb_real", .lost_timeout_ms = b->lost_ms};
     if (!b->loop)
         assert_ok(loop_create(&b->loop, &err), &err);
     b->ready = 0;
@@ -183,7 +185,16 @@ static void on_room(void *arg)
     (void)arg;
 }
 
-static const struct guest_process_events process_events = {on_started, on_output, on_exited, on_room, NULL};
+static void on_overdue(void *arg)
+{
+    ((struct proc *)arg)->overdue = true;
+}
+
+static const struct guest_process_events process_events = {.started = on_started,
+                                                           .output = on_output,
+                                                           .exited = on_exited,
+                                                           .stdin_room = on_room,
+                                                           .overdue = on_overdue};
 
 static void start(struct box *b, struct proc *p, const char *text)
 {
@@ -612,6 +623,34 @@ static void time_stands_still(void **state)
     box_end(&b);
 }
 
+/* Killed when its time was over, but the kernel does not let go of it: who asked is told, another command
+ * runs, and when the kernel does the end comes after all. The times are a fifth of the usual ones. */
+static void a_command_that_cannot_end(void **state)
+{
+    (void)state;
+    struct box b;
+    struct proc p = {.at = 0}, other;
+    struct error err = ERROR_INIT;
+    struct guest_exec e = {.argv = (const char *const[]){"/bin/sh", "-c", ": > /stuck", NULL},
+                           .timeout_ms = 500};
+    boot(&b, "stuck");
+    link_end(&b);
+    b.lost_ms = 1000;
+    link_up(&b);
+    wait_ready(&b);
+    shell(&b, &other, "fsfreeze --freeze /");
+    id_new("pr", e.process_id);
+    assert_ok(guest_process_start(b.g, &e, &process_events, &p, &p.p, &err), &err);
+    guest_process_ends_within(p.p, e.timeout_ms);
+    wait_for(&b, &p.overdue);
+    assert_true(p.started && !p.exited && b.lost > 0 && guest_is_ready(b.g));
+    shell(&b, &other, "fsfreeze --unfreeze /");
+    wait_for(&b, &p.exited);
+    assert_int_equal(p.result.reason, GUEST_REASON_TIMEOUT);
+    guest_process_release(p.p);
+    box_end(&b);
+}
+
 static int group_setup(void **state)
 {
     (void)state;
@@ -629,9 +668,13 @@ static int group_teardown(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(nothing_runs_while_frozen), cmocka_unit_test(a_process_that_cannot_be_frozen),
-        cmocka_unit_test(a_stop_while_frozen),       cmocka_unit_test(eight_of_one_image),
-        cmocka_unit_test(time_stands_still),         cmocka_unit_test(figures),
+        cmocka_unit_test(nothing_runs_while_frozen),
+        cmocka_unit_test(a_process_that_cannot_be_frozen),
+        cmocka_unit_test(a_stop_while_frozen),
+        cmocka_unit_test(eight_of_one_image),
+        cmocka_unit_test(time_stands_still),
+        cmocka_unit_test(a_command_that_cannot_end),
+        cmocka_unit_test(figures),
     };
     if (!realvm_kit_make(&kit))
         return 77;
