@@ -276,9 +276,7 @@ static void on_away(struct attach *a, const json_t *m, const char *why)
 {
     a->offsets[0] = (uint64_t)json_integer_value(json_object_get(m, "stdout_offset"));
     a->offsets[1] = (uint64_t)json_integer_value(json_object_get(m, "stderr_offset"));
-    const json_t *input = json_object_get(m, "stdin_end");
-    if (!input)
-        input = json_object_get(m, "stdin_offset");
+    const json_t *input = json_object_get(m, "stdin_offset"); /* "stdin_end" may be beyond what is certain */
     a->placed = a->placed && input; /* after a rollback it has what it had then */
     if (a->placed)
         (void)note_taken(a, (uint64_t)json_integer_value(input));

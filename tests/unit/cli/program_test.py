@@ -631,13 +631,12 @@ class Input(Case):
 
     def test_how_much_it_has_is_told_at_the_end(self):
         script = [STARTED, self.placed(3)]
-        for name in ("stdin_offset", "stdin_end"):
-            self.assertIn(b"the command certainly has 2 bytes of its input\n",
-                          self.sent_away(script, type="suspended", **{name: 2}))
+        self.assertIn(b"the command certainly has 2 bytes of its input\n",
+                      self.sent_away(script, type="suspended", stdin_offset=2, stdin_end=3))
         self.assertNotIn(b"certainly", self.sent_away(script, type="rolled_back"))
 
     def test_how_much_it_has_counts_what_has_not_gone_again(self):
-        said = self.sent_away([STARTED, self.placed(3), ("drop",)], [self.told(2)], type="suspended", stdin_end=3)
+        said = self.sent_away([STARTED, self.placed(3), ("drop",)], [self.told(2)], type="suspended", stdin_offset=3, stdin_end=3)
         self.assertIn(b"the command certainly has 3 bytes of its input\n", said)
 
     def test_a_place_that_is_lost_is_told(self):
