@@ -350,7 +350,8 @@ struct input {
     uint64_t mark; /* what the guest is to have before the answer */
     bool close;
     bool ended; /* the body is */
-    bool waits; /* for the guest's word, then for nothing else */
+    bool waits; /* for the guest's word, */
+    bool noted; /* and for the record of its end, then for nothing else */
     bool over;  /* answered */
 };
 
@@ -360,6 +361,9 @@ static void input_release(struct data_call *c, bool aborted)
     (void)aborted;
     in->over = true;
     process_reader_close(TAKE(in->reader));
+    if (in->noted)
+        store_commit_cancel(sessions_store(c->d->config.sessions), in);
+    in->noted = false;
 }
 
 /* Every answer says how far stdin has certainly come, when that is known. */
@@ -408,7 +412,20 @@ static void input_silent(void *arg, uint64_t mark)
 static void input_arrived(void *arg, uint64_t mark)
 {
     struct input *in = arg;
-    if (!in->over && in->waits && mark >= in->mark)
+    if (in->over || !in->waits || mark < in->mark)
+        return;
+    in->waits = false;
+    if (!in->noted)
+        input_done(in);
+}
+
+static void input_noted(void *arg, const struct error *err)
+{
+    struct input *in = arg;
+    in->noted = false;
+    if (err)
+        input_fail(in, err);
+    else if (!in->over && !in->waits)
         input_done(in);
 }
 
@@ -418,7 +435,8 @@ static void input_result(void *arg, const json_t *result)
     struct error err = ERROR_INIT;
     const char *reason = json_string_value(json_object_get(result, "reason"));
     bool lost = reason && str_eq(reason, PROCESS_SANDBOX_GONE); /* the guest, and perhaps before it had it */
-    if (!in->over && in->waits && !lost) {                      /* it crossed the end on its way */
+    bool waits = in->waits || in->noted;
+    if (!in->over && waits && !lost) { /* it crossed the end on its way */
         input_done(in);
         return;
     }
@@ -478,7 +496,10 @@ static void input_end(struct http_request *r)
         return;
     }
     in->waits = process_stdin_waits(in->process, &in->mark);
-    if (!in->waits)
+    in->noted = in->close && process_stdin_end_waits(in->process);
+    if (in->noted)
+        store_commit(sessions_store(in->call.d->config.sessions), input_noted, in);
+    else if (!in->waits)
         input_done(in);
 }
 

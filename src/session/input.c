@@ -52,7 +52,7 @@ bool process_stdin_known(const struct process *p)
 
 bool process_stdin_is_closed(const struct process *p)
 {
-    return p->stdin_closed && !p->end_due;
+    return p->stdin_closed && !p->end_due && !p->feeding;
 }
 
 void process_input_note(struct process *p)
@@ -496,8 +496,12 @@ int process_stdin_close_at(struct process *p, const char *writer, uint64_t offse
 
 bool process_stdin_waits(struct process *p, uint64_t *ret_mark)
 {
-    /* An end that waits for earlier input is in the record. One that starts takes input before it is known to
-     * run. */
-    bool asks = p->state != PROCESS_EXITED && p->gp && !p->feeding;
+    /* One that starts takes input before it is known to run. */
+    bool asks = p->state != PROCESS_EXITED && p->gp;
     return asks && guest_process_stdin_ask(p->gp, ret_mark);
+}
+
+bool process_stdin_end_waits(const struct process *p)
+{
+    return p->feeding;
 }

@@ -41,7 +41,7 @@ void process_put(struct process *p)
     json_t *body = json_pack("{si ss sI ss sb sb sb sI sI sI sI sI sO sO?}", "v", RECORD_VERSION,
                              "sandbox_id", p->b->sandbox_id, "seq", (json_int_t)p->seq, "state",
                              state_names[p->state], "start", p->start_wanted, "feed",
-                             p->feeding && !p->end_due, "stdin_closed", process_stdin_is_closed(p), "pid",
+                             p->feeding && !p->end_due, "stdin_closed", p->stdin_closed && !p->end_due, "pid",
                              (json_int_t)p->pid, "journal_bytes", (json_int_t)p->journal_bytes, "created_ms",
                              (json_int_t)p->created_ms, "started_ms", (json_int_t)p->started_ms,
                              "finished_ms", (json_int_t)p->finished_ms, "spec", p->spec, "result", p->result);

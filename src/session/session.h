@@ -110,10 +110,13 @@ int process_start(struct process *p, struct error *err);
 /* Input and control; ERROR_CONFLICT when the process has no open stdin, no pty, or is not running. */
 int process_stdin(struct process *p, const void *data, size_t n, size_t *ret_taken, struct error *err);
 int process_stdin_close(struct process *p, struct error *err);
-/* Whether the guest is still to say that it has the input (and its end) that was taken up to now:
+/* Whether the guest is still to say that it has the input (and its end) that it was given up to now:
  * stdin_arrived of a reader tells of *ret_mark or more then. What it has outlives this program. False:
  * nothing to wait for. */
 bool process_stdin_waits(struct process *p, uint64_t *ret_mark);
+/* The end that was given waits here for earlier input, or for the guest. It is in the record, so with a
+ * commit of the store it outlives this program as well. */
+bool process_stdin_end_waits(const struct process *p);
 /* Input that its client can no longer be told was not taken, because its sandbox is suspended or the client
  * is gone: kept, and given before any other, as far as it fits (1 MiB and 64 KiB in all). */
 void process_stdin_keep(struct process *p, const void *data, size_t n);
@@ -159,12 +162,12 @@ struct process_reader_events {
     /* Returns how many bytes were taken; fewer than n: the reader rests until process_reader_resume. */
     size_t (*output)(void *arg, enum guest_stream stream, uint64_t offset, const void *data, size_t n);
     void (*result)(void *arg, const json_t *result); /* once, last, after all output */
-    /* No result here and now (the journal cannot be read, the process is forgotten, the server ends); last.
-     * The owner closes the reader before it returns. With PROCESS_SUSPENDED everything journalled has been
-     * given; with it and PROCESS_ROLLED_BACK the process goes on, at process_reader_offset. */
     /* Its sandbox is suspended: what the owner still has of input is to be given now (process_stdin_keep),
      * interrupted follows when that is durable. */
     void (*leaving)(void *arg);
+    /* No result here and now (the journal cannot be read, the process is forgotten, the server ends); last.
+     * The owner closes the reader before it returns. With PROCESS_SUSPENDED everything journalled has been
+     * given; with it and PROCESS_ROLLED_BACK the process goes on, at process_reader_offset. */
     void (*interrupted)(void *arg, const char *reason, const char *message);
     void (*stdin_room)(void *arg); /* process_stdin took less before */
     /* The guest has more of stdin: process_stdin_taken, process_stdin_waits. */

@@ -1,4 +1,6 @@
 /* What clients see when their sandbox is suspended, rolled back or restored under them. */
+#include <sqlite3.h>
+
 #include "base/cleanup.h"
 #include "data/ws_client.h"
 
@@ -21,6 +23,12 @@ static void restore(struct rig *g)
     fake_link(w->sandboxes, w->sb, w->guest, NULL);
     fake_move(w->sandboxes, w->sb, SANDBOX_RUNNING);
     fake_ready(w->sandboxes, NULL);
+}
+
+static void turns(struct rig *g, int64_t ms)
+{
+    for (int64_t until = clock_mono_ns() + ms * CLOCK_NS_PER_MS; clock_mono_ns() < until;)
+        loop_turn(g->w->loop, 5);
 }
 
 static struct guest_process *run(struct rig *g, struct attach_keys *k)
@@ -287,6 +295,36 @@ static void test_input(void **state)
     answer_free(&a);
 }
 
+/* An end that its guest cannot take yet is answered when the record has it. */
+static void test_input_end_is_durable(void **state)
+{
+    struct rig *g = *state;
+    struct attach_keys k;
+    char path[256];
+    sqlite3 *other = NULL;
+    (void)run(g, &k);
+    suspend(g);
+    restore(g);
+    struct guest_process *p = fake_process(g->w->guest, k.process);
+    turns(g, 50); /* nothing of before is still to be written */
+    (void)snprintf(path, sizeof(path), "%s/db", g->w->dir);
+    assert_int_equal(sqlite3_open(path, &other), SQLITE_OK);
+    assert_int_equal(sqlite3_exec(other, "BEGIN IMMEDIATE", NULL, NULL, NULL), SQLITE_OK);
+    (void)snprintf(path, sizeof(path), "/processes/%s/stdin?close=1", k.process);
+    struct client *c = request(g, "user", "POST", sb_path(g, path), "", "", 0);
+    turns(g, 200);
+    client_poll(g, c);
+    assert_int_equal(buf_len(&c->in), 0);
+    assert_int_equal(sqlite3_exec(other, "ROLLBACK", NULL, NULL, NULL), SQLITE_OK);
+    assert_int_equal(sqlite3_close(other), SQLITE_OK);
+    struct answer a = answer_of(g, c);
+    assert_int_equal(a.status, 204);
+    answer_free(&a);
+    assert_false(p->input_closed);
+    fake_started(p, 42);
+    assert_true(p->input_closed);
+}
+
 static void test_input_interrupted(void **state)
 {
     struct rig *g = *state;
@@ -335,6 +373,7 @@ int main(void)
         T(test_exec),
         T(test_file),
         T(test_input),
+        T(test_input_end_is_durable),
         T(test_input_interrupted),
         T(test_input_refused),
     };

@@ -214,8 +214,8 @@ static void test_the_end(void **state)
     conflict(w, p, "a", 10, "x");
 
     p = restarted(w, 10, &g);
-    assert_true(process_stdin_is_closed(p));
     fake_started(g, 42);
+    assert_true(process_stdin_is_closed(p));
     assert_true(g->input_closed);
 }
 
@@ -291,6 +291,30 @@ static void test_kept_over_a_suspend(void **state)
     input_is(g, "");
     assert_int_equal(give(w, p, "a", 8, "89ab"), 4);
     input_is(g, "ab");
+}
+
+/* What the link has is asked for, also when the end waits for a turn. */
+static void test_the_end_waits(void **state)
+{
+    struct world *w = *state;
+    struct guest_process *g;
+    size_t taken = 0;
+    uint64_t mark = 0;
+    struct process *p = running(w, &g);
+    g->far = true;
+    assert_ok(process_stdin(p, "abc", 3, &taken, &w->err), &w->err);
+    assert_int_equal(taken, 3);
+    assert_ok(process_stdin_at(p, "a", 3, "x", 1, &taken, &w->err), &w->err);
+    assert_int_equal(taken, 0); /* its turn begins */
+    assert_ok(process_stdin_close(p, &w->err), &w->err);
+    assert_true(process_stdin_end_waits(p));
+    assert_false(process_stdin_is_closed(p));
+    assert_true(process_stdin_waits(p, &mark));
+    assert_int_equal(mark, 3);
+    wait_durable(w);
+    assert_true(g->input_closed);
+    assert_false(process_stdin_end_waits(p));
+    assert_true(process_stdin_is_closed(p));
 }
 
 /* By the same daemon, or by the next. */
@@ -490,6 +514,7 @@ int main(void)
         T(test_the_end),
         T(test_the_end_is_with_the_guest),
         T(test_kept_over_a_suspend),
+        T(test_the_end_waits),
         T(test_kept_is_bounded),
         T(test_an_unknown_place_is_not_recorded),
         T(test_more_is_kept_while_suspending),
