@@ -230,7 +230,7 @@ static int check_place(struct attach *a, struct error *err)
     uint64_t at = a->place.end ? process_stdin_end(p) : a->place.at;
     int rc = process_stdin_at(p, a->place.writer, at, NULL, 0, &taken, err);
     if (rc < 0 && process_has_stdin(p))
-        data_add_header_u64(a->call.r, "X-Space-Stdin-Offset", process_stdin_end(p));
+        data_add_header_u64(a->call.r, "X-Space-Stdin-End", process_stdin_end(p));
     return rc;
 }
 
@@ -321,17 +321,19 @@ static const struct attach_wire *choose_wire(struct http_request *r, struct erro
     return NULL;
 }
 
+/* Without a name two clients of one session would be one, and the second's bytes taken for the first's. */
 static int read_writer(struct http_request *r, struct attach *a, struct error *err)
 {
     const char *name = http_query(r, "stdin_writer");
-    bool plain = attach_writer_valid(name ? name : http_param(r, "session"));
-    if (name && !a->place.stated)
+    if (!name && !a->place.stated)
+        return 0;
+    if (!a->place.stated)
         return error_field(err, ERROR_INVALID, "stdin_writer", "stdin_writer goes with stdin_offset");
-    if (!plain)
+    if (!name || !attach_writer_valid(name))
         return error_field(err, ERROR_INVALID, "stdin_writer",
-                           "stdin_writer is 1 to %d letters, digits, '-' or '_'", PROCESS_WRITER_MAX);
-    /* Without a name of its own a client goes by its session: whoever comes back with that is the same. */
-    (void)str_copy(a->place.writer, sizeof(a->place.writer), name ? name : http_param(r, "session"));
+                           "stdin_offset needs a stdin_writer of 1 to %d letters, digits, '-' or '_'",
+                           PROCESS_WRITER_MAX);
+    (void)str_copy(a->place.writer, sizeof(a->place.writer), name);
     return 0;
 }
 

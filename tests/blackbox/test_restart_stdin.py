@@ -203,7 +203,7 @@ class Killed(Broken):
         with self.assertRaises(Refused) as caught:
             self.placed(session, offset, name)
         answer = caught.exception.answer
-        self.assertEqual((answer.status, answer.headers["x-space-stdin-offset"]), (409, str(at)))
+        self.assertEqual((answer.status, answer.headers["x-space-stdin-end"]), (409, str(at)))
 
     @limit(240)
     def test_others_are_not_mixed_in(self):
@@ -257,7 +257,8 @@ class Killed(Broken):
         sb.verb("suspend")
         while writer.step():
             pass
-        self.assertEqual((writer.events[-1]["type"], writer.events[-1]["stdin_offset"]), ("suspended", 15))
+        self.assertEqual([writer.events[-1][name] for name in ("type", "stdin_offset", "stdin_end")],
+                         ["suspended", 15, 15])
         self.assertEqual(sb.process(process)["stdin_offset"], 15)
         sb.verb("restore")
         writer = self.placed(session, 7, "one")  # its own bytes

@@ -300,7 +300,7 @@ static void test_stdin_conflicts(void **state)
 {
     struct rig *g = *state;
     struct attach_keys k = new_session(g, "{\"argv\":[\"sh\"],\"stdin\":true}");
-    struct ws ws = ws_open(g, &k, "&stdin_offset=0");
+    struct ws ws = ws_open(g, &k, "&stdin_offset=0&stdin_writer=w");
     struct guest_process *p = guest_process_of(g, &k);
     fake_started(p, 77);
     stdin_told(g, &ws, 0, 0, false);
@@ -320,13 +320,15 @@ static void test_stdin_conflicts(void **state)
         const char *query;
         unsigned status;
     } queries[] = {
-        {"&stdin_offset=3", 409},
-        {"&stdin_offset=8", 409},
+        {"&stdin_offset=3&stdin_writer=w", 409},
+        {"&stdin_offset=8&stdin_writer=w", 409},
         {"&stdin_offset=0&stdin_writer=x", 409},
-        {"&stdin_offset=-1", 400},
-        {"&stdin_offset=9223372036854775808", 400},
-        {"&stdin_offset=ends", 400},
-        {"&stdin_offset=", 400},
+        {"&stdin_offset=-1&stdin_writer=w", 400},
+        {"&stdin_offset=9223372036854775808&stdin_writer=w", 400},
+        {"&stdin_offset=ends&stdin_writer=w", 400},
+        {"&stdin_offset=&stdin_writer=w", 400},
+        {"&stdin_offset=7", 400}, /* two clients of a session without names would be one */
+        {"&stdin_offset=end", 400},
         {"&stdin_writer=x", 400},
         {"&stdin_offset=7&stdin_writer=", 400},
         {"&stdin_offset=7&stdin_writer=a.b", 400},
@@ -338,11 +340,12 @@ static void test_stdin_conflicts(void **state)
         if (ws.status != queries[i].status)
             fail_msg("%s: %u", queries[i].query, ws.status);
         assert_int_equal(ws.told_stdin, ws.status == 409);
-        assert_int_equal(ws.stdin_offset, ws.told_stdin ? 7 : 0);
+        assert_int_equal(ws.stdin_end, ws.told_stdin ? 7 : 0);
         ws_finish(&ws);
     }
     assert_memory_equal(p->input, "abcPOST", 7);
-    (void)snprintf(path, sizeof(path), "/v1/attach/%s?token=%s&stdin_offset=7", k.session, k.token);
+    (void)snprintf(path, sizeof(path), "/v1/attach/%s?token=%s&stdin_offset=7&stdin_writer=w", k.session,
+                   k.token);
     a = answer_of(g, request(g, NULL, "GET", path, "Accept: application/x-ndjson\r\n", NULL, 0));
     assert_int_equal(a.status, 400);
     answer_free(&a);
@@ -351,7 +354,7 @@ static void test_stdin_conflicts(void **state)
     struct guest_process *ended = guest_process_of(g, &k);
     fake_started(ended, 78);
     fake_exit(ended, 0);
-    ws = ws_open(g, &k, "&stdin_offset=5");
+    ws = ws_open(g, &k, "&stdin_offset=5&stdin_writer=w");
     ws_send(g, &ws, WS_BINARY, "\0abc", 4);
     ws_text(g, &ws, "{\"type\":\"stdin_close\"}");
     json_decref(ws_event(g, &ws, "started"));
@@ -372,7 +375,7 @@ static void test_stdin_in_turns(void **state)
     struct answer a = answer_of(g, request(g, "user", "POST", sb_path(g, path), "", "abcPOST", 7));
     assert_int_equal(a.status, 204);
     answer_free(&a);
-    struct ws ws = ws_open(g, &k, "&stdin_offset=7");
+    struct ws ws = ws_open(g, &k, "&stdin_offset=7&stdin_writer=w");
     stdin_told(g, &ws, 7, 7, false);
     json_decref(ws_event(g, &ws, "started"));
     ws_send(g, &ws, WS_BINARY, "\0def", 4);
@@ -386,7 +389,7 @@ static void test_stdin_is_found_later(void **state)
     struct rig *g = *state;
     for (int fits = 0; fits < 2; fits++) {
         struct attach_keys k = new_session(g, "{\"argv\":[\"sh\"],\"stdin\":true}");
-        struct ws ws = ws_open(g, &k, "&stdin_offset=0");
+        struct ws ws = ws_open(g, &k, "&stdin_offset=0&stdin_writer=w");
         ws_send(g, &ws, WS_BINARY, "\0abcdef", 7);
         struct guest_process *p = guest_process_of(g, &k);
         rig_until(g, p->input_n == 6);
@@ -396,7 +399,7 @@ static void test_stdin_is_found_later(void **state)
         p = fake_process(g->w->guest, k.process);
         assert_true(p->adopted);
         p->input_base = 4;
-        ws = ws_open(g, &k, fits ? "&stdin_offset=3" : "&stdin_offset=5");
+        ws = ws_open(g, &k, fits ? "&stdin_offset=3&stdin_writer=w" : "&stdin_offset=5&stdin_writer=w");
         assert_int_equal(ws.status, 101);
         ws_send(g, &ws, WS_BINARY, fits ? "\0defghi" : "\0fghi", fits ? 7 : 5);
         ws_text(g, &ws, "{\"type\":\"stdin_close\"}");

@@ -40,11 +40,11 @@ struct ws ws_open(struct rig *g, const struct attach_keys *k, const char *query)
         return ws;
     if (strncmp((char *)buf_head(&ws.c->in), "HTTP/1.1 ", 9) == 0)
         ws.status = (unsigned)strtoul((char *)buf_head(&ws.c->in) + 9, NULL, 10);
-    static const char name[] = "\r\nX-Space-Stdin-Offset: ";
+    static const char name[] = "\r\nX-Space-Stdin-End: ";
     const char *head_at = (const char *)buf_head(&ws.c->in);
     const char *at = head_at ? memmem(head_at, (size_t)(end - head_at), name, strlen(name)) : NULL;
     ws.told_stdin = at != NULL;
-    ws.stdin_offset = at ? (unsigned)strtoul(at + strlen(name), NULL, 10) : 0;
+    ws.stdin_end = at ? (unsigned)strtoul(at + strlen(name), NULL, 10) : 0;
     buf_consume(&ws.c->in, (size_t)(end + 4 - (char *)buf_head(&ws.c->in)));
     return ws;
 }

@@ -10,8 +10,8 @@
 struct ws {
     struct client *c;
     unsigned status;
-    bool told_stdin; /* the answer has X-Space-Stdin-Offset: */
-    unsigned stdin_offset;
+    bool told_stdin; /* the answer has X-Space-Stdin-End: */
+    unsigned stdin_end;
     /* the frame that ws_next read */
     unsigned opcode;
     unsigned char *data; /* within the connection's buffer until the next call */
