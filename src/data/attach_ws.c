@@ -98,11 +98,15 @@ static int give(struct attach *a, const void *data, size_t n, size_t *ret_taken,
 
 static int end_input(struct attach *a, struct error *err)
 {
-    if (!a->place.stated)
+    struct attach_place *w = &a->place;
+    if (!w->stated)
         return process_stdin_close(a->process, err);
     if (waits_for_place(a))
         return 0;
-    return process_stdin_close_at(a->process, a->place.writer, a->place.at, err);
+    int rc = process_stdin_close_at(a->process, w->writer, w->at, err);
+    if (rc == 0 && !w->closed && !w->timer.active)
+        loop_timer_start(&w->timer, TELL_MS);
+    return rc;
 }
 
 /* Tells a client that states its place what the guest has: that survives whatever happens here. */
@@ -136,7 +140,8 @@ static void on_tell(struct loop_timer *t)
     if (!tells_stdin(a) || process_state(a->process) == PROCESS_EXITED)
         return;
     tell_stdin(a);
-    if (!a->ended && process_stdin_taken(a->process) < process_stdin_end(a->process))
+    bool open = a->input_closed && !a->place.closed;
+    if (!a->ended && (open || process_stdin_taken(a->process) < process_stdin_end(a->process)))
         a->place.asked = process_stdin_waits(a->process, &mark);
 }
 

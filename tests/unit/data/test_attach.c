@@ -267,6 +267,60 @@ static void test_stdin_is_told(void **state)
     ws_finish(&ws);
 }
 
+/* An end that comes when all bytes have been told is asked for, and told, as well. */
+static void test_stdin_end_is_told(void **state)
+{
+    struct rig *g = *state;
+    struct attach_keys k = new_session(g, "{\"argv\":[\"sh\"],\"stdin\":true}");
+    struct ws ws = ws_open(g, &k, "&stdin_offset=0&stdin_writer=one");
+    struct guest_process *p = guest_process_of(g, &k);
+    p->far = true;
+    stdin_told(g, &ws, 0, 0, false);
+    fake_started(p, 77);
+    json_decref(ws_event(g, &ws, "started"));
+    ws_send(g, &ws, WS_BINARY, "\0abc", 4);
+    rig_until(g, p->asked == 1);
+    p->arrived = 3;
+    p->events.stdin_arrived(p->arg, 3);
+    stdin_told(g, &ws, 3, 3, false);
+    ws_text(g, &ws, "{\"type\":\"stdin_close\"}");
+    rig_until(g, p->asked == 2);
+    assert_true(p->input_closed);
+    p->events.stdin_arrived(p->arg, 4);
+    stdin_told(g, &ws, 3, 3, true);
+    ws_finish(&ws);
+}
+
+/* The same of an end that waits for room, and of one without bytes. */
+static void test_stdin_late_end_is_told(void **state)
+{
+    struct rig *g = *state;
+    for (int empty = 0; empty < 2; empty++) {
+        struct attach_keys k = new_session(g, "{\"argv\":[\"sh\"],\"stdin\":true}");
+        struct ws ws = ws_open(g, &k, "&stdin_offset=0&stdin_writer=one");
+        struct guest_process *p = guest_process_of(g, &k);
+        p->far = true;
+        p->input_max = 2;
+        stdin_told(g, &ws, 0, 0, false);
+        if (!empty)
+            ws_send(g, &ws, WS_BINARY, "\0abc", 4);
+        ws_text(g, &ws, "{\"type\":\"stdin_close\"}");
+        if (!empty) {
+            rig_until(g, p->asked == 1);
+            p->arrived = 2;
+            p->events.stdin_arrived(p->arg, 2);
+            stdin_told(g, &ws, 2, 2, false);
+            p->input_max = 3;
+            p->events.stdin_room(p->arg);
+        }
+        rig_until(g, p->input_closed && p->asked == (empty ? 1 : 2));
+        p->arrived = p->input_n;
+        p->events.stdin_arrived(p->arg, p->input_n + 1);
+        stdin_told(g, &ws, (json_int_t)p->input_n, (json_int_t)p->input_n, true);
+        ws_finish(&ws);
+    }
+}
+
 /* Who does not say where it writes hears nothing, and nobody is asked for it. */
 static void test_stdin_is_not_told_unasked(void **state)
 {
@@ -798,6 +852,8 @@ int main(void)
         T(test_late_messages),
         T(test_stdin_back_pressure),
         T(test_stdin_is_told),
+        T(test_stdin_end_is_told),
+        T(test_stdin_late_end_is_told),
         T(test_stdin_is_not_told_unasked),
         T(test_stdin_conflicts),
         T(test_stdin_in_turns),
