@@ -276,8 +276,9 @@ static void on_away(struct attach *a, const json_t *m, const char *why)
 {
     a->offsets[0] = (uint64_t)json_integer_value(json_object_get(m, "stdout_offset"));
     a->offsets[1] = (uint64_t)json_integer_value(json_object_get(m, "stderr_offset"));
-    const json_t *input = json_object_get(m, "stdin_offset"); /* "stdin_end" may be beyond what is certain */
-    a->placed = a->placed && input; /* after a rollback it has what it had then */
+    /* "stdin_end" may be beyond what is certain. After a rollback the command has what it had then. */
+    const json_t *input = json_object_get(m, "stdin_offset");
+    a->placed = a->placed && input;
     if (a->placed)
         (void)note_taken(a, (uint64_t)json_integer_value(input));
     finish_away(a, why);
