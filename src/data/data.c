@@ -15,7 +15,9 @@ static struct http_route routes[] = {
      "SessionCreate", "SessionCreated", 201},
     {"GET", "/v1/attach/{session}", attach_get, NULL, ROLE_NONE, BODY_NONE, 0,
      "Attach to a session's process: WebSocket space.attach.v1, or application/x-ndjson",
-     "token,stdout_offset,stderr_offset,stdin_offset,stdin_writer,takeover", NULL, NULL, 200},
+     "token,stdout_offset,stderr_offset,stdin_offset,stdin_writer,takeover", NULL, NULL, 200,
+     .problems = "409 The input of a client that states its place does not belong there (X-Space-Stdin-End: "
+                 "where stdin ends), or the sandbox sleeps and is not woken automatically"},
     {"POST", SB "/exec", exec_post, NULL, ROLE_USER, BODY_JSON, 0, "Run a command to its end", NULL,
      "ExecRequest", "ExecResult", 200,
      .problems =
@@ -30,7 +32,10 @@ static struct http_route routes[] = {
     {"POST", SB "/processes/{pr}/signal", process_signal_post, NULL, ROLE_USER, BODY_JSON, 0,
      "Send a signal to a process or its tree", NULL, "SignalRequest", NULL, 204},
     {"POST", SB "/processes/{pr}/stdin", process_stdin_post, NULL, ROLE_USER, BODY_STREAM, 0,
-     "Give a process input", "close", NULL, NULL, 204},
+     "Give a process input; X-Space-Stdin-Offset of each answer: how much of stdin is certainly there",
+     "close", NULL, NULL, 204,
+     .problems = "409 The process takes no input, or its sandbox was suspended or its VM ended meanwhile|"
+                 "504 The sandbox did not run in time, or its agent does not say that it has the input"},
     {"POST", SB "/processes/{pr}/sessions", process_sessions_post, NULL, ROLE_USER, BODY_JSON, 0,
      "Create a further session for a process", NULL, NULL, "SessionCreated", 201},
     {"GET", SB "/files", file_get, NULL, ROLE_USER, BODY_NONE, 0, "Read a file", "path,path_b64,user", NULL,

@@ -42,6 +42,11 @@ class OpenApi(SpaceTest):
     def test_a_problem_that_needs_words(self):
         answers = self.document["paths"]["/v1/sandboxes/{id}/exec"]["post"]["responses"]
         self.assertIn("X-Space-Process", answers["504"]["description"])
+        attach = self.document["paths"]["/v1/attach/{session}"]["get"]["responses"]
+        self.assertIn("X-Space-Stdin-End", attach["409"]["description"])
+        stdin = self.document["paths"]["/v1/sandboxes/{id}/processes/{pr}/stdin"]["post"]
+        self.assertIn("X-Space-Stdin-Offset", stdin["summary"])
+        self.assertIn("504", stdin["responses"])
 
     def test_every_documented_route_exists(self):
         count = 0
