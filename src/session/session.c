@@ -56,11 +56,15 @@ static void bucket_suspended(struct bucket *b)
     }
 }
 
+/* Who was to leave when the record of its input is durable; one whose process has ended gets the result. */
 static void bucket_awake(struct bucket *b)
 {
     struct process *p;
     DL_FOREACH(b->head, p)
-    readers_awake(p);
+    {
+        if (p->state != PROCESS_EXITED)
+            readers_awake(p);
+    }
 }
 
 static void link_down(struct bucket *b, const struct sandbox *sb, const struct error *why)

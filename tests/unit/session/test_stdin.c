@@ -477,6 +477,38 @@ static void test_kept_is_durable_before_it_is_told(void **state)
     sink_close(post);
 }
 
+/* The sandbox does not wait for that: whoever was to leave does when it wakes, or gets the result. */
+static void test_awake_before_kept_is_durable(void **state)
+{
+    struct world *w = *state;
+    struct guest_process *g;
+    static const enum sandbox_state next[] = {SANDBOX_FAILED, SANDBOX_RESTORING};
+    char path[256];
+    (void)snprintf(path, sizeof(path), "%s/db", w->dir);
+    for (size_t i = 0; i < ARRAY_LEN(next); i++) {
+        sqlite3 *other = NULL;
+        struct process *p = running(w, &g);
+        assert_int_equal(give(w, p, "a", 0, "01234567"), 8);
+        struct sink *k = sink_open(w, p);
+        g->unsent = 3;
+        wait_durable(w);
+        assert_int_equal(sqlite3_open(path, &other), SQLITE_OK);
+        assert_int_equal(sqlite3_exec(other, "BEGIN IMMEDIATE", NULL, NULL, NULL), SQLITE_OK);
+        suspend(w);
+        world_settle(w);
+        assert_int_equal(k->interrupted, 0);
+        fake_move(w->sandboxes, w->sb, next[i]);
+        world_settle(w);
+        assert_int_equal(k->results, next[i] == SANDBOX_FAILED);
+        assert_int_equal(k->interrupted, next[i] == SANDBOX_RESTORING);
+        assert_int_equal(sqlite3_exec(other, "ROLLBACK", NULL, NULL, NULL), SQLITE_OK);
+        assert_int_equal(sqlite3_close(other), SQLITE_OK);
+        sink_close(k);
+        fake_move(w->sandboxes, w->sb, SANDBOX_RUNNING);
+        w->sb->guest = w->guest;
+    }
+}
+
 static void test_without_stdin(void **state)
 {
     struct world *w = *state;
@@ -520,6 +552,7 @@ int main(void)
         T(test_more_is_kept_while_suspending),
         T(test_a_suspend_that_fails),
         T(test_kept_is_durable_before_it_is_told),
+        T(test_awake_before_kept_is_durable),
         T(test_without_stdin),
         T(test_time_limit),
     };
