@@ -30,6 +30,7 @@ static void ws_close(struct attach *a, unsigned code, const char *reason)
     size_t n = strlen(text);
     while (n > 0 && !str_is_utf8(text, n)) /* cut within a character */
         text[--n] = '\0';
+    http_ws_pause(a->ws, false); /* its own close is to be heard; what else comes is not looked at any more */
     http_ws_close(a->ws, code, text);
 }
 

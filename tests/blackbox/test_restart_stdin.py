@@ -241,6 +241,16 @@ class Killed(Broken):
         self.assertEqual(sb.all_output(process), b"first one\npost\nsecond\nfirst two\n")
         self.assertEqual(sb.process(process)["stdin_offset"], 32)
 
+    @limit(120)
+    def test_the_end_is_told(self):
+        """Also when it comes after all bytes were told, and to a command that does not read."""
+        sb = self.sandbox()
+        writer = self.placed(sb.session(["sleep", "100"], stdin=True), 0, "one")
+        writer.stdin("abc")
+        self.told(writer, offset=3, closed=False)
+        writer.control(type="stdin_close")
+        self.told(writer, offset=3, closed=True)
+
     @limit(240)
     def test_over_a_suspend_and_a_rollback(self):
         sb = self.sandbox()

@@ -133,6 +133,10 @@ static void test_kept_input_is_told(void **state)
     assert_int_equal(json_integer_value(json_object_get(e, "stdin_end")), 5);
     json_decref(e);
     ws_closes(g, &ws, 1001);
+    int64_t before = clock_mono_ns();
+    ws_send(g, &ws, WS_CLOSE, "\x03\xe9", 2); /* and is listened to again: the connection ends at once */
+    rig_until(g, (client_poll(g, ws.c), ws.c->eof));
+    assert_true(clock_mono_ns() - before < CLOCK_NS_PER_S);
     ws_finish(&ws);
 }
 
