@@ -251,6 +251,22 @@ class Killed(Broken):
         writer.control(type="stdin_close")
         self.told(writer, offset=3, closed=True)
 
+    @limit(120)
+    def test_more_than_is_kept(self):
+        """Two clients leave more than the server keeps; what it has kept fits into what a suspend keeps."""
+        sb = self.sandbox()
+        session = sb.session("head -c 16384 > /dev/null; sleep 100", stdin=True)
+        for _ in range(2):
+            writer = Attach(self.api, session, timeout=2)
+            with self.assertRaises(OSError):  # it is held back
+                for _ in range(20):
+                    writer.stdin(bytes((1 << 20) - 1))  # the largest message: the rest of one is waited for
+            writer.abort()
+        sb.verb("suspend")
+        self.assertTrue(self.server.alive())
+        sb.verb("restore")
+        self.assertEqual(sb.process(session["session"]["process_id"])["state"], "running")
+
     @limit(240)
     def test_over_a_suspend_and_a_rollback(self):
         sb = self.sandbox()
