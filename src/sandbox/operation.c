@@ -267,6 +267,13 @@ void operations_commit_again(struct loop_timer *t)
     }
 }
 
+/* What a pause or a resume did is gone with its VM, and while that lives a restarted server finds the same
+ * end again: nothing is lost by telling it at once. */
+static bool outlives_vm(const struct operation *op)
+{
+    return strcmp(op->kind, "pause") != 0 && strcmp(op->kind, "resume") != 0;
+}
+
 static void end(struct sandboxes *s, struct operation *op, enum op_status status, json_t *result,
                 json_t *error)
 {
@@ -280,7 +287,12 @@ static void end(struct sandboxes *s, struct operation *op, enum op_status status
     s->finished_ops++;
     save(s, op);
     notify_operation(s, op);
-    commit_end(op);
+    if (outlives_vm(op)) {
+        commit_end(op);
+    } else {
+        op->durable = true;
+        fire_all(op);
+    }
 }
 
 void operation_finish(struct sandboxes *s, struct operation *op, json_t *result, const struct error *err)

@@ -316,7 +316,7 @@ struct operation {
     struct operation_wait *waits;
     unsigned refs;
     struct sandboxes *s;
-    bool committing, durable; /* of its end */
+    bool committing, durable; /* of its end; durable also when nothing depends on that */
     bool forgotten;
 };
 

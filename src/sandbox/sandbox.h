@@ -213,7 +213,8 @@ const char *sandbox_json_text(const struct sandbox *sb, size_t *ret_len);
 json_t *sandbox_history_json(const struct sandbox *sb);
 json_t *
 operation_json(const struct operation *op); /* new reference; for an answer that waits for the commit */
-/* New reference; for an answer at once: an end that the store does not hold yet reads as running. */
+/* New reference; for an answer at once: an end that the store does not hold yet reads as running (that of a
+ * pause or a resume, which a restart finds again, as what it is). */
 json_t *operation_durable_json(const struct operation *op);
 const char *operation_id(const struct operation *op);
 const char *operation_sandbox_id(const struct operation *op);

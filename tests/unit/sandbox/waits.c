@@ -79,6 +79,22 @@ static void test_operation(void **state)
     assert_int_equal(a.count, 1);
 }
 
+/* Another has the database: nothing can be committed. */
+static sqlite3 *hold_store(struct world *w)
+{
+    sqlite3 *other = NULL;
+    assert_int_equal(sqlite3_open(w->path, &other), SQLITE_OK);
+    (void)sqlite3_busy_timeout(other, 5000); /* a commit may be under way */
+    assert_int_equal(sqlite3_exec(other, "BEGIN IMMEDIATE", NULL, NULL, NULL), SQLITE_OK);
+    return other;
+}
+
+static void let_go(sqlite3 *other)
+{
+    assert_int_equal(sqlite3_exec(other, "ROLLBACK", NULL, NULL, NULL), SQLITE_OK);
+    assert_int_equal(sqlite3_close(other), SQLITE_OK);
+}
+
 static void assert_reads(const struct operation *op, const char *status, bool finished)
 {
     json_t *j = operation_durable_json(op);
@@ -88,19 +104,18 @@ static void assert_reads(const struct operation *op, const char *status, bool fi
     json_decref(j);
 }
 
-/* Another holds the database: the end cannot be written, so nobody is told of it; then it can. */
+/* The end cannot be written, so nobody is told of it; then it can. */
 static void test_operation_not_durable(void **state)
 {
     struct world *w = *state;
     struct answer a = {0};
     struct answer soon = {0};
     char op_id[ID_SIZE];
-    sqlite3 *other = NULL;
+    sqlite3 *other;
     const char *id = world_running(w);
-    assert_false(world_verb(w, id, SANDBOX_PAUSE, op_id));
+    assert_false(world_verb(w, id, SANDBOX_DELETE, op_id));
     struct operation *op = operations_find(w->all, op_id);
-    assert_int_equal(sqlite3_open(w->path, &other), SQLITE_OK);
-    assert_int_equal(sqlite3_exec(other, "BEGIN IMMEDIATE", NULL, NULL, NULL), SQLITE_OK);
+    other = hold_store(w);
     assert_non_null(operation_wait(w->all, op, 60000, on_operation, &a));
     assert_non_null(operation_wait(w->all, op, 50, on_operation, &soon));
     world_until(w, soon.count && operation_finished(op));
@@ -110,10 +125,26 @@ static void test_operation_not_durable(void **state)
     world_until(w, !store_healthy(w->store)); /* the commit has failed, and is tried again */
     assert_int_equal(a.count, 0);
     assert_reads(op, "running", false);
-    assert_int_equal(sqlite3_exec(other, "ROLLBACK", NULL, NULL, NULL), SQLITE_OK);
-    assert_int_equal(sqlite3_close(other), SQLITE_OK);
+    let_go(other);
     world_until(w, a.count);
     assert_reads(op, "succeeded", true);
+}
+
+/* What needs no record to be true is told at once. */
+static void test_operation_of_the_vm(void **state)
+{
+    struct world *w = *state;
+    struct answer a = {0};
+    char op_id[ID_SIZE];
+    sqlite3 *other;
+    const char *id = world_running(w);
+    other = hold_store(w);
+    assert_false(world_verb(w, id, SANDBOX_PAUSE, op_id));
+    struct operation *op = operations_find(w->all, op_id);
+    assert_non_null(operation_wait(w->all, op, 60000, on_operation, &a));
+    world_until(w, a.count);
+    assert_reads(op, "succeeded", true);
+    let_go(other);
 }
 
 /* Its time is over before its end could be written: whoever waits is told that it is gone. */
@@ -122,20 +153,18 @@ static void test_operation_forgotten(void **state)
     struct world *w = *state;
     struct answer a = {0};
     char op_id[ID_SIZE];
-    sqlite3 *other = NULL;
+    sqlite3 *other;
     const char *id = world_running(w);
-    assert_false(world_verb(w, id, SANDBOX_PAUSE, op_id));
+    assert_false(world_verb(w, id, SANDBOX_DELETE, op_id));
     struct operation *op = operations_find(w->all, op_id);
-    assert_int_equal(sqlite3_open(w->path, &other), SQLITE_OK);
-    assert_int_equal(sqlite3_exec(other, "BEGIN IMMEDIATE", NULL, NULL, NULL), SQLITE_OK);
+    other = hold_store(w);
     assert_non_null(operation_wait(w->all, op, 60000, on_operation, &a));
     world_until(w, operation_finished(op));
     world_now += 2 * (int64_t)w->config.retention_s * 1000;
     world_until(w, a.count);
     assert_true(a.forgotten);
     assert_null(operations_find(w->all, op_id));
-    assert_int_equal(sqlite3_exec(other, "ROLLBACK", NULL, NULL, NULL), SQLITE_OK);
-    assert_int_equal(sqlite3_close(other), SQLITE_OK);
+    let_go(other);
 }
 
 static void test_operation_that_takes_longer(void **state)
@@ -325,6 +354,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_operation, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_operation_not_durable, world_setup, world_teardown),
+        cmocka_unit_test_setup_teardown(test_operation_of_the_vm, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_operation_forgotten, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_operation_that_takes_longer, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_operation_wait_canceled, world_setup, world_teardown),
