@@ -633,7 +633,7 @@ static void a_command_that_cannot_end(void **state)
     struct error err = ERROR_INIT;
     struct guest_exec e = {.argv = (const char *const[]){"/bin/sh", "-c", ": > /stuck", NULL},
                            .timeout_ms = 500};
-    boot(&b, "stuck");
+    boot(&b, "endless");
     link_end(&b);
     b.lost_ms = 1000;
     link_up(&b);
