@@ -382,11 +382,15 @@ static void input_fail(struct input *in, const struct error *err)
     data_call_fail(&in->call, err);
 }
 
-static void input_room(void *arg)
+/* Whose word the answer waits for: the guest's; or first for a guest, as what was given is still here, or was
+ * with the VM when it went. */
+static void input_settle(struct input *in)
 {
-    struct input *in = arg;
-    if (!in->over)
-        http_body_resume(in->call.r);
+    in->waits = process_stdin_waits(in->process, &in->mark);
+    if (in->taken > 0 && process_stdin_is_here(in->process)) {
+        in->waits = true;
+        in->mark = UINT64_MAX;
+    }
 }
 
 static void input_done(struct input *in)
@@ -394,6 +398,20 @@ static void input_done(struct input *in)
     add_stdin_offset(in->call.r, in->process);
     data_call_done(&in->call);
     http_reply_empty(in->call.r, 204);
+}
+
+static void input_room(void *arg)
+{
+    struct input *in = arg;
+    if (in->over)
+        return;
+    if (in->ended && in->waits && in->mark == UINT64_MAX) {
+        input_settle(in);
+        if (!in->waits && !in->noted)
+            input_done(in);
+        return;
+    }
+    http_body_resume(in->call.r);
 }
 
 static void input_silent(void *arg, uint64_t mark)
@@ -495,7 +513,7 @@ static void input_end(struct http_request *r)
         input_fail(in, &err);
         return;
     }
-    in->waits = process_stdin_waits(in->process, &in->mark);
+    input_settle(in);
     in->noted = in->close && process_stdin_end_waits(in->process);
     if (in->noted)
         store_commit(sessions_store(in->call.d->config.sessions), input_noted, in);

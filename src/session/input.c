@@ -501,6 +501,11 @@ bool process_stdin_waits(struct process *p, uint64_t *ret_mark)
     return asks && guest_process_stdin_ask(p->gp, ret_mark);
 }
 
+bool process_stdin_is_here(const struct process *p)
+{
+    return p->state != PROCESS_EXITED && p->start_wanted && (!p->gp || buf_len(&p->feed) > 0);
+}
+
 bool process_stdin_end_waits(const struct process *p)
 {
     return p->feeding;

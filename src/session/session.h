@@ -114,6 +114,9 @@ int process_stdin_close(struct process *p, struct error *err);
  * stdin_arrived of a reader tells of *ret_mark or more then. What it has outlives this program. False:
  * nothing to wait for. */
 bool process_stdin_waits(struct process *p, uint64_t *ret_mark);
+/* Some of the input that was given may be here only: there is no guest now, or it has no room. readers'
+ * stdin_room tells when to look again, unless the process ends or is interrupted first. */
+bool process_stdin_is_here(const struct process *p);
 /* The end that was given waits here for earlier input, or for the guest. It is in the record, so with a
  * commit of the store it outlives this program as well. */
 bool process_stdin_end_waits(const struct process *p);

@@ -329,6 +329,39 @@ static void test_input_end_is_durable(void **state)
     assert_true(p->input_closed);
 }
 
+/* What the link had is here again when the body ends: nobody has it for certain. */
+static void test_input_ends_without_a_guest(void **state)
+{
+    struct rig *g = *state;
+    struct world *w = g->w;
+    const struct error why = {.code = ERROR_GONE, .message = "the machine is gone"};
+    struct attach_keys k;
+    char path[256];
+    char head[512];
+    struct guest_process *p = run(g, &k);
+    (void)snprintf(path, sizeof(path), "/processes/%s/stdin", k.process);
+    int n = snprintf(head, sizeof(head),
+                     "POST %s HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer user\r\nConnection: close\r\n"
+                     "Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n",
+                     sb_path(g, path));
+    struct client *c = client_open(g);
+    client_write(g, c, head, (size_t)n);
+    rig_until(g, p->input_n == 5);
+    fake_move(w->sandboxes, w->sb, SANDBOX_SUSPENDING);
+    json_decref(sessions_capture(w->sessions, w->sb));
+    fake_link(w->sandboxes, w->sb, NULL, &why);
+    fake_guest_free(w->guest);
+    w->guest = fake_guest_create();
+    client_write(g, c, "0\r\n\r\n", 5);
+    turns(g, 50);
+    client_poll(g, c);
+    assert_int_equal(buf_len(&c->in), 0);
+    fake_move(w->sandboxes, w->sb, SANDBOX_SUSPENDED);
+    struct answer a = answer_of(g, c);
+    assert_int_equal(a.status, 409);
+    answer_free(&a);
+}
+
 static void test_input_interrupted(void **state)
 {
     struct rig *g = *state;
@@ -378,6 +411,7 @@ int main(void)
         T(test_file),
         T(test_input),
         T(test_input_end_is_durable),
+        T(test_input_ends_without_a_guest),
         T(test_input_interrupted),
         T(test_input_refused),
     };
