@@ -268,10 +268,10 @@ void operations_commit_again(struct loop_timer *t)
 }
 
 /* What a pause or a resume did is gone with its VM, and while that lives a restarted server finds the same
- * end again: nothing is lost by telling it at once. */
-static bool outlives_vm(const struct operation *op)
+ * end again: nothing is lost by telling it at once. One that failed it would try once more. */
+static bool found_again(const struct operation *op)
 {
-    return strcmp(op->kind, "pause") != 0 && strcmp(op->kind, "resume") != 0;
+    return op->status == OP_SUCCEEDED && (strcmp(op->kind, "pause") == 0 || strcmp(op->kind, "resume") == 0);
 }
 
 static void end(struct sandboxes *s, struct operation *op, enum op_status status, json_t *result,
@@ -287,11 +287,11 @@ static void end(struct sandboxes *s, struct operation *op, enum op_status status
     s->finished_ops++;
     save(s, op);
     notify_operation(s, op);
-    if (outlives_vm(op)) {
-        commit_end(op);
-    } else {
+    if (found_again(op)) {
         op->durable = true;
         fire_all(op);
+    } else {
+        commit_end(op);
     }
 }
 
