@@ -377,6 +377,8 @@ def port_smuggling(g):
 def port_key(g):
     serve_once(g, 8105, "HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
     g.api.call("GET", f"{g.sb.path}/ports/8105/")
+    # It answers without having read, and may write later than its answer is here.
+    g.sh("for i in $(seq 100); do grep -q 'GET / HTTP/1.1' /tmp/request && exit; sleep 0.1; done")
     seen = g.sb.read("/tmp/request")
     hold(g.prison.key.encode() not in seen, "the key is in the request")
     hold(b"GET / HTTP/1.1" in seen, f"no request came: {seen!r}")
