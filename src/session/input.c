@@ -92,10 +92,15 @@ json_t *process_input_json(const struct process *p)
     return input_json(p, false);
 }
 
+/* It is known how far the guest is: by what was noted, or by its own word. */
+static bool guest_is_known(const struct process *p)
+{
+    return p->stdin_noted || (p->gp && p->input_ready);
+}
+
 json_t *process_input_at(const struct process *p)
 {
-    bool sure = p->stdin_noted || (p->gp && p->input_ready);
-    return sure ? json_integer((json_int_t)account(p).sent) : NULL;
+    return guest_is_known(p) ? json_integer((json_int_t)account(p).sent) : NULL;
 }
 
 /* It is known where what is kept begins. Of a guest that has not said yet what it has it is not: a record
@@ -103,7 +108,7 @@ json_t *process_input_at(const struct process *p)
 static bool is_placed(const struct process *p)
 {
     bool reached = p->sent || p->maybe;
-    return p->state == PROCESS_EXITED || p->stdin_noted || (p->gp && p->input_ready) || !reached;
+    return p->state == PROCESS_EXITED || guest_is_known(p) || !reached;
 }
 
 /* A guest that runs on may take more before this is read: with the offset that it begins at, that is seen. */

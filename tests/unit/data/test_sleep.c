@@ -4,7 +4,8 @@
 #include "base/cleanup.h"
 #include "data/ws_client.h"
 
-static void suspend(struct rig *g)
+/* A suspend as far as the machine goes. */
+static void drop_machine(struct rig *g)
 {
     struct world *w = g->w;
     const struct error why = {.code = ERROR_GONE, .message = "the machine is gone"};
@@ -13,7 +14,12 @@ static void suspend(struct rig *g)
     fake_link(w->sandboxes, w->sb, NULL, &why);
     fake_guest_free(w->guest);
     w->guest = fake_guest_create();
-    fake_move(w->sandboxes, w->sb, SANDBOX_SUSPENDED);
+}
+
+static void suspend(struct rig *g)
+{
+    drop_machine(g);
+    fake_move(g->w->sandboxes, g->w->sb, SANDBOX_SUSPENDED);
 }
 
 static void restore(struct rig *g)
@@ -333,8 +339,6 @@ static void test_input_end_is_durable(void **state)
 static void test_input_ends_without_a_guest(void **state)
 {
     struct rig *g = *state;
-    struct world *w = g->w;
-    const struct error why = {.code = ERROR_GONE, .message = "the machine is gone"};
     struct attach_keys k;
     char path[256];
     char head[512];
@@ -347,16 +351,12 @@ static void test_input_ends_without_a_guest(void **state)
     struct client *c = client_open(g);
     client_write(g, c, head, (size_t)n);
     rig_until(g, p->input_n == 5);
-    fake_move(w->sandboxes, w->sb, SANDBOX_SUSPENDING);
-    json_decref(sessions_capture(w->sessions, w->sb));
-    fake_link(w->sandboxes, w->sb, NULL, &why);
-    fake_guest_free(w->guest);
-    w->guest = fake_guest_create();
+    drop_machine(g);
     client_write(g, c, "0\r\n\r\n", 5);
     turns(g, 50);
     client_poll(g, c);
     assert_int_equal(buf_len(&c->in), 0);
-    fake_move(w->sandboxes, w->sb, SANDBOX_SUSPENDED);
+    fake_move(g->w->sandboxes, g->w->sb, SANDBOX_SUSPENDED);
     struct answer a = answer_of(g, c);
     assert_int_equal(a.status, 409);
     answer_free(&a);

@@ -104,6 +104,17 @@ static void assert_reads(const struct operation *op, const char *status, bool fi
     json_decref(j);
 }
 
+/* A verb is under way whose end cannot be written, until `ret_other` is let go. */
+static struct operation *ask_held(struct world *w, char op_id[ID_SIZE], sqlite3 **ret_other, struct answer *a)
+{
+    const char *id = world_running(w);
+    assert_false(world_verb(w, id, SANDBOX_DELETE, op_id));
+    struct operation *op = operations_find(w->all, op_id);
+    *ret_other = hold_store(w);
+    assert_non_null(operation_wait(w->all, op, 60000, on_operation, a));
+    return op;
+}
+
 /* The end cannot be written, so nobody is told of it; then it can. */
 static void test_operation_not_durable(void **state)
 {
@@ -112,11 +123,7 @@ static void test_operation_not_durable(void **state)
     struct answer soon = {0};
     char op_id[ID_SIZE];
     sqlite3 *other;
-    const char *id = world_running(w);
-    assert_false(world_verb(w, id, SANDBOX_DELETE, op_id));
-    struct operation *op = operations_find(w->all, op_id);
-    other = hold_store(w);
-    assert_non_null(operation_wait(w->all, op, 60000, on_operation, &a));
+    struct operation *op = ask_held(w, op_id, &other, &a);
     assert_non_null(operation_wait(w->all, op, 50, on_operation, &soon));
     world_until(w, soon.count && operation_finished(op));
     assert_int_equal(a.count, 0);
@@ -154,11 +161,7 @@ static void test_operation_forgotten(void **state)
     struct answer a = {0};
     char op_id[ID_SIZE];
     sqlite3 *other;
-    const char *id = world_running(w);
-    assert_false(world_verb(w, id, SANDBOX_DELETE, op_id));
-    struct operation *op = operations_find(w->all, op_id);
-    other = hold_store(w);
-    assert_non_null(operation_wait(w->all, op, 60000, on_operation, &a));
+    struct operation *op = ask_held(w, op_id, &other, &a);
     world_until(w, operation_finished(op));
     world_now += 2 * (int64_t)w->config.retention_s * 1000;
     world_until(w, a.count);
