@@ -298,33 +298,19 @@ static void adopt_one(struct sandboxes *s, struct sandbox *sb)
 
 static void unowned_removed(struct sandboxes *s, struct call *c)
 {
-    struct doomed *d = c->err.code ? calloc(1, sizeof(*d)) : NULL;
     leftover_removed(s, c);
-    if (d) { /* else the next start finds it */
-        memcpy(d->id, c->id, sizeof(d->id));
-        LL_PREPEND(s->leftovers, d);
-    }
+    if (c->err.code)
+        (void)doomed_add(&s->leftovers, c->id); /* else the next start finds it */
+}
+
+static void remove_unowned(struct sandboxes *s, const char *id)
+{
+    errand_run(s, ERRAND_REMOVE, NULL, id, unowned_removed);
 }
 
 void leftovers_tick(struct sandboxes *s)
 {
-    struct doomed *d = s->leftovers;
-    s->leftovers = NULL;
-    while (d) {
-        struct doomed *next = d->next;
-        errand_run(s, ERRAND_REMOVE, NULL, d->id, unowned_removed);
-        free(d);
-        d = next;
-    }
-}
-
-void leftovers_drop(struct sandboxes *s)
-{
-    while (s->leftovers) {
-        struct doomed *d = s->leftovers;
-        s->leftovers = d->next;
-        free(d);
-    }
+    doomed_again(s, &s->leftovers, remove_unowned);
 }
 
 static void leftovers(struct sandboxes *s, const char (*ids)[ID_SIZE], size_t n)
@@ -335,7 +321,7 @@ static void leftovers(struct sandboxes *s, const char (*ids)[ID_SIZE], size_t n)
         if (ours || golden_owns(s->config.golden, ids[i]))
             continue;
         LOG(LOG_WARN, "removing a sandbox nobody owns", "sandbox=%s", ids[i]);
-        errand_run(s, ERRAND_REMOVE, NULL, ids[i], unowned_removed);
+        remove_unowned(s, ids[i]);
     }
 }
 

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/cleanup.h"
 #include "base/str.h"
 #include "sandbox/private.h"
 
@@ -162,6 +163,38 @@ void errands_orphan(struct sandboxes *s)
         e->s = NULL;
         e->sb = NULL;
         DL_APPEND(orphans, e);
+    }
+}
+
+/* --- what could not be removed --- */
+
+bool doomed_add(struct doomed **list, const char *id)
+{
+    struct doomed *d = calloc(1, sizeof(*d));
+    if (!d)
+        return false;
+    (void)str_copy(d->id, sizeof(d->id), id);
+    LL_PREPEND(*list, d);
+    return true;
+}
+
+void doomed_again(struct sandboxes *s, struct doomed **list, void (*fn)(struct sandboxes *s, const char *id))
+{
+    struct doomed *d = TAKE(*list);
+    while (d) {
+        struct doomed *next = d->next;
+        fn(s, d->id);
+        free(d);
+        d = next;
+    }
+}
+
+void doomed_drop(struct doomed **list)
+{
+    while (*list) {
+        struct doomed *d = *list;
+        *list = d->next;
+        free(d);
     }
 }
 

@@ -69,7 +69,7 @@ void sandboxes_destroy(struct sandboxes *s)
     }
     forks_destroy(s);
     snapshots_destroy(s);
-    leftovers_drop(s);
+    doomed_drop(&s->leftovers);
     operations_destroy(s);
     free(s->pool_path);
     free(s);

@@ -423,6 +423,11 @@ enum errand_kind { ERRAND_REMOVE, ERRAND_KILL, ERRAND_PARK };
 void errand_run(struct sandboxes *s, enum errand_kind kind, struct sandbox *sb, const char *id,
                 void (*fn)(struct sandboxes *s, struct call *c));
 void errand_done(void *arg, const struct error *err); /* arg: an errand; for broker and store */
+/* Names of what could not be removed. False: out of memory, and it is not kept. */
+bool doomed_add(struct doomed **list, const char *id);
+/* Takes all off the list and removes each once more; fn may put it back when it has failed again. */
+void doomed_again(struct sandboxes *s, struct doomed **list, void (*fn)(struct sandboxes *s, const char *id));
+void doomed_drop(struct doomed **list);
 void errands_orphan(struct sandboxes *s);
 void notify_changed(struct sandboxes *s, struct sandbox *sb, enum sandbox_state from, enum sandbox_state to);
 void notify_operation(struct sandboxes *s, struct operation *op);
@@ -617,7 +622,6 @@ void sandbox_fail(struct sandboxes *s, struct sandbox *sb, const char *reason, c
 
 /* adopt.c */
 void leftovers_tick(struct sandboxes *s); /* tries again what could not be removed */
-void leftovers_drop(struct sandboxes *s);
 void adopt_try(struct sandboxes *s, struct sandbox *sb);
 void adopt_answered(struct sandboxes *s); /* a sandbox left STEP_ADOPT */
 

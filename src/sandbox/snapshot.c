@@ -189,12 +189,8 @@ static void removed(struct sandboxes *s, struct call *c)
     LOG(LOG_WARN, "the files of a snapshot could not be removed; it is tried again",
         "snapshot=%s error=%s detail=" LOG_Q, c->id, error_slug(c->err.code), c->err.message);
     /* Kept by name: one that was never sealed is not in the broker's list. */
-    struct doomed *d = s->doomed_count < DOOMED_MAX ? calloc(1, sizeof(*d)) : NULL;
-    if (d) {
-        memcpy(d->id, c->id, sizeof(d->id));
-        LL_PREPEND(s->doomed, d);
+    if (s->doomed_count < DOOMED_MAX && doomed_add(&s->doomed, c->id))
         s->doomed_count++;
-    }
     sweep_in(s, SWEEP_SOON_MS);
 }
 
@@ -337,15 +333,8 @@ static void sweep(struct sandboxes *s)
 
 static void remove_again(struct sandboxes *s)
 {
-    struct doomed *d = s->doomed;
-    s->doomed = NULL;
     s->doomed_count = 0;
-    while (d) {
-        struct doomed *next = d->next;
-        remove_files(s, d->id);
-        free(d);
-        d = next;
-    }
+    doomed_again(s, &s->doomed, remove_files);
 }
 
 static void on_sweep(struct loop_timer *t)
@@ -393,11 +382,7 @@ void snapshots_destroy(struct sandboxes *s)
     struct snapshot *sn;
     struct snapshot *next;
     loop_timer_stop(&s->sweep);
-    while (s->doomed) {
-        struct doomed *d = s->doomed;
-        s->doomed = d->next;
-        free(d);
-    }
+    doomed_drop(&s->doomed);
     HASH_CLEAR(hh, s->snapshots_by_id);
     DL_FOREACH_SAFE(s->snapshots, sn, next)
     {
