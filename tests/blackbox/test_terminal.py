@@ -249,6 +249,23 @@ class Editors(TerminalTest):
         if not shutil.which(program):
             self.skipTest(f"{program} is not installed")
 
+    def size_becomes(self, terminal, size, ask="stty size > /tmp/size\r"):
+        """As the program in it sees it when it looks, and it may be asked before it does; what is drawn comes in whatever pieces."""
+        seen = None
+
+        def answer():
+            nonlocal seen
+            seen = self.sb.sh("cat /tmp/size 2>/dev/null; true").strip()
+            return seen
+
+        def told():
+            self.sb.sh("rm -f /tmp/size")
+            terminal.stdin(ask)
+            self.until(answer, "an answer", 60)
+            return seen == size
+
+        self.until(told, size, 60)
+
     @limit(240)
     def test_vim(self):
         self.need("vim")
@@ -257,20 +274,10 @@ class Editors(TerminalTest):
         vim.stdin("ihello\rgr\u00fcn\x1b")
         vim.screen("hello")
         vim.control(type="resize", rows=40, cols=100)
-        vim.stdin(":echo &lines .. 'x' .. &columns\r")
-        vim.screen("40x100")
+        self.size_becomes(vim, "40x100", ":call writefile([&lines .. 'x' .. &columns], '/tmp/size')\r")
         vim.stdin(":wq\r")
         self.assertEqual(vim.finish()["exit_code"], 0)
         self.assertEqual(self.sb.read("/root/novel"), "hello\ngr\u00fcn\n".encode())
-
-    def size_becomes(self, tmux, size):
-        """As the shell in it sees it; what is drawn comes in whatever pieces."""
-        def told():
-            tmux.stdin("stty size > /tmp/size\r")
-            time.sleep(1)
-            return self.sb.sh("cat /tmp/size").strip() == size
-
-        self.until(told, size, 60)
 
     @limit(240)
     def test_tmux(self):
