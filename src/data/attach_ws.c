@@ -63,7 +63,7 @@ static void ws_event(struct attach *a, const json_t *event)
 /* Others have written, or bytes are missing: what this client gives would stand in a wrong place. */
 static void refuse_place(struct attach *a, const char *why)
 {
-    json_t *event = json_pack("{ss sI ss}", "type", "stdin_conflict", "offset",
+    json_t *event = json_pack("{ss sI ss}", "type", "stdin_conflict", "next",
                               (json_int_t)process_stdin_end(a->process), "message", why);
     buf_consume(&a->input, buf_len(&a->input)); /* and so would this */
     a->input_closed = false;

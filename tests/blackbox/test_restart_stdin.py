@@ -219,7 +219,7 @@ class Killed(Broken):
         first.stdin("first two\n")
         while first.step():
             pass
-        self.assertEqual((first.closed.code, first.events[-1]["type"], first.events[-1]["offset"]),
+        self.assertEqual((first.closed.code, first.events[-1]["type"], first.events[-1]["next"]),
                          (4002, "stdin_conflict", 15))
         self.refused(session, 10, "first", 15)
         self.server.kill()

@@ -283,7 +283,7 @@ class Server:
             if (isinstance(message, bytes) and message[:1] == b"\0") or message == '{"type":"stdin_close"}':
                 place.take(message)
         except Misplaced:
-            self.frame(conn, 1, json.dumps({"type": "stdin_conflict", "offset": len(self.stdin.data),
+            self.frame(conn, 1, json.dumps({"type": "stdin_conflict", "next": len(self.stdin.data),
                                             "message": "it has no place there"}).encode())
             self.frame(conn, 8, struct.pack(">H", 4002) + b"it has no place there")
             return None

@@ -641,7 +641,7 @@ class Input(Case):
 
     def test_a_place_that_is_lost_is_told(self):
         refused = problem(409, "conflict", "another one's bytes")
-        for script, word in (([("json", {"type": "stdin_conflict", "offset": 9, "message": "no"}),
+        for script, word in (([("json", {"type": "stdin_conflict", "next": 9, "message": "no"}),
                                ("close", 4002, b"another one's bytes")], b"another one's bytes"),
                              ([("drop",)], b"another one's bytes"),
                              ([("json", {"type": "stdin", "offset": 999, "next": 999, "closed": False})], b"more input")):

@@ -339,10 +339,10 @@ static void test_stdin_is_not_told_unasked(void **state)
     ws_finish(&ws);
 }
 
-static void conflict_told(struct rig *g, struct ws *ws, json_int_t offset)
+static void conflict_told(struct rig *g, struct ws *ws, json_int_t next)
 {
     json_t *e = ws_event(g, ws, "stdin_conflict");
-    assert_int_equal(json_integer_value(json_object_get(e, "offset")), offset);
+    assert_int_equal(json_integer_value(json_object_get(e, "next")), next);
     assert_true(json_string_length(json_object_get(e, "message")) > 0);
     json_decref(e);
     ws_closes(g, ws, 4002);
@@ -765,7 +765,7 @@ static void test_event_lost(void **state)
     fake_started(p, 7);
     ws_closes(g, &ws, 1011);
     no_events = false;
-    assert_true(p->input_closed);
+    rig_until(g, p->input_closed);
     ws_finish(&ws);
 }
 
