@@ -351,7 +351,7 @@ struct input {
     bool close;
     bool ended; /* the body is */
     bool waits; /* for the guest's word, */
-    bool noted; /* and for the record of its end, then for nothing else */
+    bool ends;  /* and before that for the record of its end */
     bool over;  /* answered */
 };
 
@@ -361,9 +361,6 @@ static void input_release(struct data_call *c, bool aborted)
     (void)aborted;
     in->over = true;
     process_reader_close(TAKE(in->reader));
-    if (in->noted)
-        store_commit_cancel(sessions_store(c->d->config.sessions), in);
-    in->noted = false;
 }
 
 /* Every answer says how far stdin has certainly come, when that is known. */
@@ -382,10 +379,11 @@ static void input_fail(struct input *in, const struct error *err)
     data_call_fail(&in->call, err);
 }
 
-/* Whose word the answer waits for: the guest's; or first for a guest, as what was given is still here, or was
- * with the VM when it went. */
+/* Whose word the answer waits for: the guest's; or first for the disk, or a guest, as what was given is still
+ * here, or was with the VM when it went. */
 static void input_settle(struct input *in)
 {
+    in->ends = in->close && process_stdin_end_waits(in->process);
     in->waits = process_stdin_waits(in->process, &in->mark);
     if (in->taken > 0 && process_stdin_is_here(in->process)) {
         in->waits = true;
@@ -400,18 +398,22 @@ static void input_done(struct input *in)
     http_reply_empty(in->call.r, 204);
 }
 
+static void input_check(struct input *in)
+{
+    input_settle(in);
+    if (!in->waits && !in->ends)
+        input_done(in);
+}
+
 static void input_room(void *arg)
 {
     struct input *in = arg;
     if (in->over)
         return;
-    if (in->ended && in->waits && in->mark == UINT64_MAX) {
-        input_settle(in);
-        if (!in->waits && !in->noted)
-            input_done(in);
-        return;
-    }
-    http_body_resume(in->call.r);
+    if (!in->ended)
+        http_body_resume(in->call.r);
+    else if (in->ends || (in->waits && in->mark == UINT64_MAX))
+        input_check(in);
 }
 
 static void input_silent(void *arg, uint64_t mark)
@@ -433,17 +435,7 @@ static void input_arrived(void *arg, uint64_t mark)
     if (in->over || !in->waits || mark < in->mark)
         return;
     in->waits = false;
-    if (!in->noted)
-        input_done(in);
-}
-
-static void input_noted(void *arg, const struct error *err)
-{
-    struct input *in = arg;
-    in->noted = false;
-    if (err)
-        input_fail(in, err);
-    else if (!in->over && !in->waits)
+    if (!in->ends)
         input_done(in);
 }
 
@@ -453,7 +445,7 @@ static void input_result(void *arg, const json_t *result)
     struct error err = ERROR_INIT;
     const char *reason = json_string_value(json_object_get(result, "reason"));
     bool lost = reason && str_eq(reason, PROCESS_SANDBOX_GONE); /* the guest, and perhaps before it had it */
-    bool waits = in->waits || in->noted;
+    bool waits = in->waits || in->ends;
     if (!in->over && waits && !lost) { /* it crossed the end on its way */
         input_done(in);
         return;
@@ -513,12 +505,7 @@ static void input_end(struct http_request *r)
         input_fail(in, &err);
         return;
     }
-    input_settle(in);
-    in->noted = in->close && process_stdin_end_waits(in->process);
-    if (in->noted)
-        store_commit(sessions_store(in->call.d->config.sessions), input_noted, in);
-    else if (!in->waits)
-        input_done(in);
+    input_check(in);
 }
 
 static const struct http_body_events input_body = {.data = input_data, .end = input_end};

@@ -47,7 +47,7 @@ uint64_t process_stdin_end(const struct process *p)
 bool process_stdin_known(const struct process *p)
 {
     return p->state == PROCESS_EXITED || p->input_ready || !p->start_wanted ||
-           (p->stdin_noted && process_asleep(p));
+           (p->stdin_noted && (p->noted_here || process_asleep(p)));
 }
 
 bool process_stdin_is_closed(const struct process *p)
@@ -58,6 +58,13 @@ bool process_stdin_is_closed(const struct process *p)
 void process_input_note(struct process *p)
 {
     p->stdin_base = account(p).taken;
+}
+
+void process_input_end(struct process *p)
+{
+    p->stdin_base = process_stdin_taken(p);
+    p->input_ready = p->input_kept = p->feeding = p->end_due = false;
+    buf_finish(&p->feed);
 }
 
 /* --- what is kept --- */
@@ -150,6 +157,8 @@ void process_input_place(struct process *p, const json_t *at)
 {
     p->stdin_noted = json_is_integer(at);
     p->stdin_base = p->stdin_noted ? (uint64_t)json_integer_value(at) : 0;
+    p->noted_here = false;
+    p->feed_before = 0;
 }
 
 void process_input_load(struct process *p, const json_t *body)
@@ -161,6 +170,7 @@ void process_input_load(struct process *p, const json_t *body)
         LOG(LOG_ERROR, "input lost: its record cannot be read", "sandbox=%s process=%s", p->b->sandbox_id,
             p->id);
     process_input_place(p, json_object_get(body, "stdin"));
+    p->feed_before = buf_len(&p->feed);
     p->kept_end = process_stdin_end(p);
     p->kept_mark = UINT64_MAX;
     (void)str_copy(p->writer, sizeof(p->writer), name ? name : "");
@@ -169,11 +179,12 @@ void process_input_load(struct process *p, const json_t *body)
     p->end_at = (uint64_t)json_integer_value(json_object_get(body, "end"));
 }
 
-uint64_t process_input_keep(struct process *p)
+uint64_t process_input_keep(struct process *p, bool sleeps)
 {
     json_t *input = p->state != PROCESS_EXITED ? process_input_json(p) : NULL;
     uint64_t sent = account(p).sent;
-    p->stdin_noted |= p->input_ready;
+    if (p->input_ready) /* with a link that breaks is lost what was under way */
+        p->noted_here = p->stdin_noted = sleeps;
     if (input && !process_input_set(p, input))
         abort(); /* it fits: nothing is kept that would not, together with what a link queues */
     json_decref(input);
@@ -278,16 +289,18 @@ void process_input_opened(struct process *p)
     if (p->input_ready || !p->gp)
         return;
     uint64_t base = p->stdin_base;
+    bool noted = p->stdin_noted;
     p->input_ready = true;
+    p->noted_here = p->stdin_noted = false;
     uint64_t has = account(p).taken;
-    if (p->stdin_noted && has > base) { /* an earlier daemon gave it some of what was kept */
-        size_t n = buf_len(&p->feed);
-        buf_consume(&p->feed, has - base < n ? (size_t)(has - base) : n);
-    }
-    bool found = p->input_kept && (!p->stdin_noted || buf_len(&p->feed) == 0);
-    p->stdin_noted = false;
-    if (found) /* the record can say now where what it keeps stands, or needs to keep nothing any more */
+    if (noted && has > base) /* an earlier daemon gave it some of what was kept */
+        buf_consume(&p->feed, has - base < p->feed_before ? (size_t)(has - base) : p->feed_before);
+    p->feed_before = 0;
+    if (p->input_kept && (!noted || buf_len(&p->feed) == 0))
+        /* The record can say now where what it keeps stands, or needs to keep nothing any more. */
         process_input_noted(p, buf_len(&p->feed) > 0);
+    else if (noted)
+        process_put(p); /* from here on the guest has more than was noted */
     settle_end(p);
     process_input_feed(p);
     readers_stdin_room(p);
@@ -301,7 +314,7 @@ void process_input_arrived(struct process *p, uint64_t mark)
         p->end_due = false;
 }
 
-/* --- whose turn it is --- */
+/* --- whose turn it is, and the end --- */
 
 static void turn_asked(struct process *p);
 
@@ -322,6 +335,16 @@ static void turn_asked(struct process *p)
 {
     p->turn_failed = false;
     store_commit(p->s->config.store, on_turn, p->writer);
+}
+
+/* Nothing leaves for the guest before the record says so. */
+static void turn_changed(struct process *p)
+{
+    if (p->writer_due) /* its answer would be too early for this one */
+        store_commit_cancel(p->s->config.store, p->writer);
+    p->writer_due = true;
+    process_put(p);
+    turn_asked(p);
 }
 
 void process_input_retry(struct process *p)
@@ -346,14 +369,9 @@ static void take_turn(struct process *p, const char *writer)
     /* What came before its turn may have been lost with an earlier daemon: then it begins earlier now. */
     if (own && (!*writer || at >= p->writer_base))
         return;
-    bool asked = p->writer_due;
     (void)str_copy(p->writer, sizeof(p->writer), writer);
     p->writer_base = at;
-    p->writer_due = true;
-    process_put(p);
-    if (asked) /* its answer would be too early for this one */
-        store_commit_cancel(p->s->config.store, p->writer);
-    turn_asked(p);
+    turn_changed(p);
 }
 
 /* --- requests --- */
@@ -476,11 +494,8 @@ int process_stdin_close(struct process *p, struct error *err)
     if (rc < 0)
         return rc;
     p->stdin_closed = true;
-    if (p->input_ready && !p->writer_due && buf_len(&p->feed) == 0)
-        guest_process_stdin_close(p->gp);
-    else
-        p->feeding = true; /* closed once there is a link, and what comes before is given */
-    process_put(p);
+    p->feeding = true; /* closed once that is durable, there is a link, and what comes before is given */
+    turn_changed(p);
     return 0;
 }
 
@@ -513,5 +528,5 @@ bool process_stdin_is_here(const struct process *p)
 
 bool process_stdin_end_waits(const struct process *p)
 {
-    return p->feeding;
+    return p->feeding && p->writer_due;
 }

@@ -26,7 +26,8 @@ static void on_ended(void *arg)
 
 static void release(struct process *p)
 {
-    process_input_note(p);
+    if (p->state != PROCESS_EXITED)
+        process_input_note(p);
     if (p->gp)
         guest_process_release(p->gp);
     p->gp = NULL;
@@ -61,7 +62,7 @@ static void process_finish(struct process *p, json_t *result)
 {
     assert(p->state != PROCESS_EXITED && result);
     bool wanted = p->start_wanted;
-    process_input_note(p);
+    process_input_end(p);
     p->result = result;
     p->finished_ms = clock_wall_ms();
     p->state = PROCESS_EXITED;
@@ -71,8 +72,6 @@ static void process_finish(struct process *p, json_t *result)
     }
     /* Its environment may hold secrets, and nobody needs it any more. */
     (void)json_object_del(p->spec, "env");
-    p->feeding = p->end_due = false;
-    buf_finish(&p->feed);
     loop_timer_stop(&p->record);
     loop_defer_cancel(p->s->config.loop, &p->ack);
     process_put(p);
@@ -356,11 +355,11 @@ void signals_fail(struct bucket *b, const struct error *why)
     }
 }
 
-void process_unlink_guest(struct process *p)
+void process_unlink_guest(struct process *p, bool sleeps)
 {
     /* The guest of a sandbox that is suspended now still has it when it comes back. */
     p->owed = p->gp && p->state == PROCESS_EXITED;
-    uint64_t sent = process_input_keep(p);
+    uint64_t sent = process_input_keep(p, sleeps);
     release(p);
     process_input_rest(p, sent);
 }

@@ -71,11 +71,11 @@ static void link_down(struct bucket *b, const struct sandbox *sb, const struct e
 {
     struct process *p;
     struct error lost = {.code = ERROR_UNAVAILABLE, .message = "the link to the sandbox is down"};
+    bool sleeps = sandbox_state(sb) == SANDBOX_SUSPENDING || sandbox_state(sb) == SANDBOX_SUSPENDED;
     b->guest = NULL;
     DL_FOREACH(b->head, p)
-    process_unlink_guest(p);
+    process_unlink_guest(p, sleeps);
     signals_fail(b, why && why->code ? why : &lost);
-    bool sleeps = sandbox_state(sb) == SANDBOX_SUSPENDING || sandbox_state(sb) == SANDBOX_SUSPENDED;
     DL_FOREACH(sleeps ? b->head : NULL, p)
     process_input_noted(p, p->state != PROCESS_EXITED && buf_len(&p->feed) > 0);
     bucket_end(b, sandbox_state(sb), why && *why->message ? why->message : "the sandbox has ended");

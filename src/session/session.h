@@ -117,8 +117,8 @@ bool process_stdin_waits(struct process *p, uint64_t *ret_mark);
 /* Some of the input that was given may be here only: there is no guest now, or it has no room. readers'
  * stdin_room tells when to look again, unless the process ends or is interrupted first. */
 bool process_stdin_is_here(const struct process *p);
-/* The end that was given waits here for earlier input, or for the guest. It is in the record, so with a
- * commit of the store it outlives this program as well. */
+/* The end that was given is not durable yet. Readers' stdin_room tells when it is: from then on it outlives
+ * this program, whether or not the guest has it. */
 bool process_stdin_end_waits(const struct process *p);
 /* Input that its client can no longer be told was not taken, because its sandbox is suspended or the client
  * is gone: kept, and given before any other, as far as it fits (1 MiB and 64 KiB in all). */

@@ -132,12 +132,14 @@ struct process {
     bool keep_due;       /* kept_next is not durable yet, */
     bool keep_failed;    /* and to make it so is to be tried again */
     uint64_t stdin_base; /* without word of the guest: where the feed begins */
-    bool stdin_noted;    /* and that is known to the byte */
+    bool stdin_noted;    /* and that is known to the byte, */
+    bool noted_here;     /* by this daemon: nobody has given the guest any since */
+    size_t feed_before;  /* so much of the feed is an earlier daemon's, which may have given it */
     bool end_due;        /* stdin ends, and the guest is not known to have all that stands before that: */
     uint64_t end_at;     /* so much */
     char writer[WRITER_SIZE]; /* whose turn to write it is; "": of those who do not state their place */
     uint64_t writer_base;     /* since this offset */
-    bool writer_due;          /* and that is not durable yet: nothing leaves */
+    bool writer_due;          /* that, or that stdin ends, is not durable yet: nothing leaves */
     bool turn_failed;         /* to make it so is to be tried again */
     unsigned walk;            /* readers are being called: none of them may be freed */
     struct process_reader *readers;
@@ -208,8 +210,8 @@ void process_adopt(struct process *p, struct guest *g);
 /* Drops the guest's part of it, and what is under way for its end. */
 void process_detach(struct process *p);
 const char *process_guest_id(const struct process *p);
-/* The link is about to go: drops the process's part of it; the process goes on in the guest. */
-void process_unlink_guest(struct process *p);
+/* The link is about to go: drops the process's part of it; the process goes on in the guest, or sleeps. */
+void process_unlink_guest(struct process *p, bool sleeps);
 /* Answers all signals under way with why. Only when the link is about to go, so that no answer follows. */
 void signals_fail(struct bucket *b, const struct error *why);
 /* Its sandbox is gone: ends here, with that as its result. */
@@ -226,8 +228,8 @@ json_t *process_input_at(const struct process *p); /* where that begins; NULL: n
 /* Gives that (may be NULL) as the first input of its next link; false when it cannot be read. */
 bool process_input_set(struct process *p, const json_t *input);
 /* The link is about to go: takes back what it has not sent. How much it has sent, for process_input_rest,
- * which comes when it is gone. */
-uint64_t process_input_keep(struct process *p);
+ * which comes when it is gone. `sleeps`: its guest has all of that, and stands still. */
+uint64_t process_input_keep(struct process *p, bool sleeps);
 void process_input_rest(struct process *p, uint64_t sent);
 /* What a record has of its input; false: no memory. */
 bool process_input_put(const struct process *p, json_t *body);
@@ -236,6 +238,7 @@ void process_input_load(struct process *p, const json_t *body);
 void process_input_place(struct process *p, const json_t *at);
 /* Remembers what the link knows, which is about to be of no use any more. */
 void process_input_note(struct process *p);
+void process_input_end(struct process *p); /* it has exited: what was told as taken stays that */
 /* The guest has said what it has: it takes more. */
 void process_input_opened(struct process *p);
 /* Gives what waits, as far as there is room. */

@@ -292,7 +292,7 @@ static void test_stdin(void **state)
     assert_ok(process_stdin(p, "de", 2, &taken, &w->err), &w->err);
     assert_memory_equal(g->input, "abcde", 5);
     assert_ok(process_stdin_close(p, &w->err), &w->err);
-    assert_true(g->input_closed);
+    world_until(w, g->input_closed);
     assert_int_equal(process_stdin(p, "x", 1, &taken, &w->err), ERROR_CONFLICT);
     assert_int_equal(process_stdin_close(p, &w->err), ERROR_CONFLICT);
     sink_close(k);

@@ -277,7 +277,7 @@ static void test_stdin_over_suspend(void **state)
     assert_ok(process_stdin(p, "b", 1, &taken, &w->err), &w->err);
     assert_int_equal(taken, 1);
     assert_ok(process_stdin_close(p, &w->err), &w->err);
-    assert_true(g->input_closed);
+    world_until(w, g->input_closed);
     sink_close(k);
 }
 

@@ -370,8 +370,8 @@ static void test_close_on_detach(void **state)
     assert_false(g->input_closed); /* after what was given */
     g->input_max = 2;
     g->events.stdin_room(g->arg);
+    world_until(w, g->input_closed);
     assert_memory_equal(g->input, "12", 2);
-    assert_true(g->input_closed);
     assert_int_equal(g->input_closes, 1);
     assert_int_equal(g->signals, 0);
     fake_exit(g, 0);
@@ -379,11 +379,11 @@ static void test_close_on_detach(void **state)
 
     p = running(w, ",\"stdin_on_detach\":\"close\",\"pty\":{\"rows\":2,\"cols\":2}", &g);
     process_detached(p);
-    assert_true(g->input_closed);
     assert_int_equal(g->signals, 2); /* a terminal hangs up */
     assert_int_equal(g->first_signal, 1);
     assert_int_equal(g->signal, 18);
     assert_true(g->signal_tree);
+    world_until(w, g->input_closed);
 }
 
 static void test_grace(void **state)

@@ -179,6 +179,7 @@ static void test_a_turn_begins_earlier(void **state)
 static void close_at(struct world *w, struct process *p, uint64_t at)
 {
     assert_ok(process_stdin_close_at(p, "a", at, &w->err), &w->err);
+    wait_durable(w);
 }
 
 /* The end is one only behind all that stands before it. */
@@ -325,6 +326,111 @@ static void restored(struct world *w, uint64_t has, struct guest_process **ret)
     fake_move(w->sandboxes, w->sb, SANDBOX_RUNNING);
     *ret = fake_process(w->guest, name_of);
     (*ret)->input_base = has;
+}
+
+/* What was noted for a suspend is of that time: the guest goes on from there. */
+static void test_a_noted_place_is_of_its_time(void **state)
+{
+    struct world *w = *state;
+    struct guest_process *g;
+    size_t taken = 99;
+    struct process *p = running(w, &g);
+    assert_int_equal(give(w, p, "a", 0, "01234567"), 8);
+    suspend(w);
+    assert_ok(process_stdin_at(p, "b", 8, "x", 1, &taken, &w->err), &w->err); /* a turn, so a record */
+    wait_durable(w);
+    restored(w, 8, &g);
+    fake_started(g, 42);
+    assert_int_equal(give(w, p, "b", 8, "89ab"), 4);
+    wait_durable(w);
+    world_restart(w); /* while it is paused: nobody can ask the guest */
+    p = processes_find(w->sessions, w->sb->id, name_of);
+    process_stdin_keep(p, "xyz", 3);
+    wait_durable(w);
+    restored(w, 12, &g);
+    fake_started(g, 42);
+    input_is(g, "xyz");
+}
+
+/* Killed before the record could say that the guest has what it keeps: what came since is not of that. */
+static void test_what_comes_after_a_restart_is_not_what_was_kept(void **state)
+{
+    struct world *w = *state;
+    struct guest_process *g;
+    struct process *p = running(w, &g);
+    assert_int_equal(give(w, p, "a", 0, "01234567"), 8);
+    suspend(w);
+    process_stdin_keep_at(p, "a", 8, "89", 2);
+    wait_durable(w);
+    p = restarted(w, 15, &g); /* it has got that, and more of others */
+    process_stdin_keep(p, "xyz", 3);
+    wait_durable(w);
+    fake_started(g, 42);
+    input_is(g, "xyz");
+}
+
+/* What was under way when a link broke is lost, and what is kept behind it moves up. */
+static void test_kept_over_a_broken_link(void **state)
+{
+    struct world *w = *state;
+    const struct error why = {.code = ERROR_UNAVAILABLE, .message = "broken"};
+    struct guest_process *g;
+    struct process *p = running(w, &g);
+    assert_int_equal(give(w, p, "a", 0, "01234567"), 8);
+    fake_link(w->sandboxes, w->sb, NULL, &why);
+    process_stdin_keep(p, "xyz", 3);
+    wait_durable(w);
+    fake_link(w->sandboxes, w->sb, w->guest, NULL);
+    g = fake_process(w->guest, name_of);
+    g->input_base = 6;
+    g->far = true;
+    fake_started(g, 42);
+    input_is(g, "xyz");
+    wait_durable(w);
+    p = restarted(w, 8, &g);
+    fake_started(g, 42);
+    input_is(g, "z");
+}
+
+/* What was told as taken stays that when the command ends without having read it. */
+static void test_an_end_takes_nothing_back(void **state)
+{
+    struct world *w = *state;
+    struct guest_process *g;
+    struct process *p = running(w, &g);
+    assert_int_equal(give(w, p, "a", 0, "01234567"), 8);
+    suspend(w);
+    process_stdin_keep_at(p, "a", 8, "89", 2);
+    wait_durable(w);
+    assert_int_equal(told(p), 10);
+    restored(w, 8, &g);
+    g->far = true;
+    fake_started(g, 42);
+    assert_int_equal(told(p), 10);
+    fake_exit(g, 0);
+    assert_int_equal(told(p), 10);
+    world_until(w, g->released);
+    assert_int_equal(told(p), 10);
+    world_restart(w);
+    assert_int_equal(told(processes_find(w->sessions, w->sb->id, name_of)), 10);
+}
+
+/* No daemon may think a stdin open that the guest was told is closed. */
+static void test_an_end_is_durable_first(void **state)
+{
+    struct world *w = *state;
+    struct guest_process *g;
+    struct process *p = running(w, &g);
+    struct sink *k = sink_open(w, p);
+    world_settle(w);
+    unsigned rooms = k->rooms;
+    assert_ok(process_stdin_close(p, &w->err), &w->err);
+    assert_false(g->input_closed);
+    assert_true(process_stdin_end_waits(p));
+    world_until(w, k->rooms > rooms);
+    assert_true(g->input_closed);
+    assert_false(process_stdin_end_waits(p));
+    sink_close(k);
 }
 
 /* Two clients leave more than is kept: what does not fit is not taken, and what is fits into the record with
@@ -501,6 +607,7 @@ static void test_awake_before_kept_is_durable(void **state)
         world_settle(w);
         assert_int_equal(k->results, next[i] == SANDBOX_FAILED);
         assert_int_equal(k->interrupted, next[i] == SANDBOX_RESTORING);
+        assert_int_equal(told(p), 5); /* known, so that it can be said with that */
         assert_int_equal(sqlite3_exec(other, "ROLLBACK", NULL, NULL, NULL), SQLITE_OK);
         assert_int_equal(sqlite3_close(other), SQLITE_OK);
         sink_close(k);
@@ -547,6 +654,11 @@ int main(void)
         T(test_the_end_is_with_the_guest),
         T(test_kept_over_a_suspend),
         T(test_the_end_waits),
+        T(test_a_noted_place_is_of_its_time),
+        T(test_what_comes_after_a_restart_is_not_what_was_kept),
+        T(test_kept_over_a_broken_link),
+        T(test_an_end_takes_nothing_back),
+        T(test_an_end_is_durable_first),
         T(test_kept_is_bounded),
         T(test_an_unknown_place_is_not_recorded),
         T(test_more_is_kept_while_suspending),
