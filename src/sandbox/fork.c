@@ -185,7 +185,9 @@ void fork_fail(struct sandboxes *s, struct fork *f)
         if (!sb || sb->fork != f)
             continue;
         f->children[i].ended = true; /* nobody asks for its outcome any more */
+        sb->why = POLICY_FORK;
         delete_enter(s, sb);
+        sb->why = POLICY_NONE;
         sandbox_save(s, sb);
     }
     fork_release(f);

@@ -51,6 +51,7 @@ const char *policy_reason(enum policy_why why)
         [POLICY_USE] = "it was needed while it slept",
         [POLICY_DESIRED] = "its desired state is another",
         [POLICY_FAILED] = "the time failed sandboxes are kept is over",
+        [POLICY_FORK] = "the fork that was to make it has failed",
     };
     return (unsigned)why < POLICY_WHYS ? reasons[why] : NULL;
 }

@@ -156,6 +156,7 @@ enum policy_why {
     POLICY_USE,
     POLICY_DESIRED,
     POLICY_FAILED,
+    POLICY_FORK,
     POLICY_WHYS
 };
 

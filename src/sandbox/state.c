@@ -15,8 +15,9 @@ static const char *const names[SANDBOX_STATES] = {
 #define CONFIRMED "the guest confirmed its identity"
 #define ROLLBACK "rollback was asked for"
 
-/* The legal moves: the event that makes each, in words. What is not here is refused. Of a move that policy
- * makes the history has policy_reason in place of these words, so here "asked for" is always by somebody. */
+/* The legal moves: the event that makes each, in words. What is not here is refused. Of a move that nobody
+ * asked for the history has policy_reason in place of these words, so here "asked for" is always by somebody.
+ */
 static const char *const moves[SANDBOX_STATES][SANDBOX_STATES] = {
     [SANDBOX_CREATING] = {[SANDBOX_RUNNING] = CONFIRMED,
                           [SANDBOX_FAILED] = "a step of the creation failed",

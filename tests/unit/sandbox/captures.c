@@ -594,6 +594,26 @@ static void test_fork_of_sleepers(void **state)
     assert_int_equal(world_fork(w, id, NULL, op, &err), ERROR_CONFLICT);
 }
 
+/* Nobody asked for the end of children that were never made. */
+static void test_fork_fails(void **state)
+{
+    struct world *w = *state;
+    char id[ID_SIZE];
+    char child[ID_SIZE];
+    char op[ID_SIZE];
+    struct error err = ERROR_INIT;
+    keep(id, world_running(w));
+    fake_mode(FAKE_SEAL, FAKE_FAIL, ERROR_NO_SPACE);
+    assert_ok(world_fork(w, id, NULL, op, &err), &err);
+    keep(child, sandbox_id(sandboxes_next(w->all, NULL)));
+    world_until(w, world_state(w, child) == SANDBOX_DELETED);
+    assert_string_equal(world_op(w, op), "failed");
+    assert_string_equal(world_reason(w, child, "deleting"), "the fork that was to make it has failed");
+    world_restart(w);
+    world_until(w, w->started);
+    assert_string_equal(world_reason(w, child, "deleting"), "the fork that was to make it has failed");
+}
+
 static void test_fork_refused(void **state)
 {
     struct world *w = *state;
@@ -720,6 +740,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_fork_takes_turns, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_fork_of_a_hundred, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_fork_of_sleepers, world_setup, world_teardown),
+        cmocka_unit_test_setup_teardown(test_fork_fails, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_fork_refused, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_create_from_a_snapshot, world_setup, world_teardown),
     };

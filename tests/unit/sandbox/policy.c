@@ -221,23 +221,6 @@ static void test_what_fails_is_not_asked_all_the_time(void **state)
     world_until(w, world_state(w, id) == SANDBOX_PAUSED);
 }
 
-/* The reason of the last move to a state. */
-static const char *reason_of(struct world *w, const char *id, const char *to)
-{
-    static char reason[128];
-    size_t i;
-    const json_t *t;
-    json_t *list = sandbox_history_json(sandboxes_find(w->all, id));
-    (void)str_copy(reason, sizeof(reason), "none");
-    json_array_foreach(list, i, t)
-    {
-        if (strcmp(json_string_value(json_object_get(t, "to")), to) == 0)
-            (void)str_copy(reason, sizeof(reason), json_string_value(json_object_get(t, "reason")));
-    }
-    json_decref(list);
-    return reason;
-}
-
 static void test_history_tells_who_asked(void **state)
 {
     struct world *w = *state;
@@ -245,20 +228,20 @@ static void test_history_tells_who_asked(void **state)
     (void)str_copy(id, sizeof(id), new_with(w, "'idle_timeout_s':60,'max_lifetime_s':1000"));
     assert_false(world_verb(w, id, SANDBOX_PAUSE, NULL));
     world_until(w, world_state(w, id) == SANDBOX_PAUSED);
-    assert_string_equal(reason_of(w, id, "pausing"), "pause was asked for");
+    assert_string_equal(world_reason(w, id, "pausing"), "pause was asked for");
     assert_false(world_verb(w, id, SANDBOX_RESUME, NULL));
     world_until(w, world_state(w, id) == SANDBOX_RUNNING);
     pass(w, 60);
     world_until(w, world_state(w, id) == SANDBOX_PAUSED);
-    assert_string_equal(reason_of(w, id, "pausing"), "the sandbox was idle");
-    assert_string_equal(reason_of(w, id, "paused"), "the vCPUs have stopped");
+    assert_string_equal(world_reason(w, id, "pausing"), "the sandbox was idle");
+    assert_string_equal(world_reason(w, id, "paused"), "the vCPUs have stopped");
     world_restart(w);
     world_until(w, w->started);
-    assert_string_equal(reason_of(w, id, "pausing"), "the sandbox was idle");
-    assert_string_equal(reason_of(w, id, "paused"), "the vCPUs have stopped");
+    assert_string_equal(world_reason(w, id, "pausing"), "the sandbox was idle");
+    assert_string_equal(world_reason(w, id, "paused"), "the vCPUs have stopped");
     pass(w, 1000);
     world_until(w, world_state(w, id) == SANDBOX_DELETED);
-    assert_string_equal(reason_of(w, id, "deleting"), "its maximum lifetime is over");
+    assert_string_equal(world_reason(w, id, "deleting"), "its maximum lifetime is over");
 }
 
 /* --- lifetime --- */

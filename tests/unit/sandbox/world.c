@@ -344,3 +344,19 @@ const char *world_field(struct world *w, const char *id, const char *path)
     json_decref(whole);
     return found;
 }
+
+const char *world_reason(struct world *w, const char *id, const char *to)
+{
+    static char reason[128];
+    size_t i;
+    const json_t *t;
+    json_t *list = sandbox_history_json(sandboxes_find(w->all, id));
+    (void)str_copy(reason, sizeof(reason), "none");
+    json_array_foreach(list, i, t)
+    {
+        if (strcmp(json_string_value(json_object_get(t, "to")), to) == 0)
+            (void)str_copy(reason, sizeof(reason), json_string_value(json_object_get(t, "reason")));
+    }
+    json_decref(list);
+    return reason;
+}

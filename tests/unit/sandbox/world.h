@@ -81,3 +81,5 @@ enum sandbox_state world_state(struct world *w, const char *id);
 const char *world_op(struct world *w, const char *op_id);
 /* A field of the sandbox's JSON by dotted path, as text ("null" for null); static memory. */
 const char *world_field(struct world *w, const char *id, const char *path);
+/* The reason of the last move to a state; static memory. */
+const char *world_reason(struct world *w, const char *id, const char *to);
