@@ -13,7 +13,8 @@ from harness.server import program
 from harness.ws import Attach, Closed, Refused
 
 SEED = int(os.environ.get("SPACE_SEED", "20261201"))
-SIZE = 12 << 20  # more than anything on the way holds, and some seconds of an emulated guest
+# More than anything on the way holds, and some seconds of a guest.
+SIZE = (48 if os.environ.get("SPACE_TEST_KVM") else 12) << 20
 
 
 def numbered(size):
@@ -120,7 +121,7 @@ class Broken(OwnServerTest):
 
     def kills(self, taken, over):
         """Kills the server and starts it again, each time when the guest has taken so many bytes; how often."""
-        part = SIZE * 9 // 10 // self.KILLS
+        part = SIZE * 6 // 10 // self.KILLS  # it is seen late, and what is on the way goes on
         for count in range(self.KILLS):
             mark = count * part + self.random.randrange(part // 4, part)
             self.until(lambda mark=mark: over() or (taken() or 0) >= mark, f"{mark} bytes taken", 60)
