@@ -1,5 +1,6 @@
 /* What an agent owes and does not give although it is alive: the end of a command whose time is over, and the
  * word that it has a command's input. The link itself is watched in link.c. */
+#include <stdlib.h>
 #include <string.h>
 #include <utlist.h>
 
@@ -17,20 +18,22 @@
 static void drop_questions(struct guest_process *p, unsigned n)
 {
     p->in_question_count -= n;
-    memmove(p->in_questions, p->in_questions + n, p->in_question_count * sizeof(p->in_questions[0]));
+    if (n > 0 && p->in_question_count > 0)
+        memmove(p->in_questions, p->in_questions + n, p->in_question_count * sizeof(p->in_questions[0]));
 }
 
-/* More than are told apart become one with the newest, whose time then begins anew. */
 void guest_stdin_question(struct guest_process *p, uint64_t mark)
 {
     unsigned n = p->in_question_count;
     if (n > 0 && p->in_questions[n - 1].mark >= mark)
         return;
-    if (n < GUEST_QUESTIONS_MAX)
-        p->in_question_count++;
-    else
-        n--;
-    p->in_questions[n] = (struct stdin_question){.mark = mark};
+    if (n == p->in_question_room) {
+        p->in_question_room = n ? 2 * n : 4;
+        p->in_questions = realloc(p->in_questions, p->in_question_room * sizeof(p->in_questions[0]));
+        if (!p->in_questions)
+            abort(); /* who asked would wait for ever */
+    }
+    p->in_questions[p->in_question_count++] = (struct stdin_question){.mark = mark};
 }
 
 void guest_stdin_told(struct guest_process *p, uint64_t mark)
@@ -129,25 +132,35 @@ static bool goes_on(struct guest_process *p)
     return more;
 }
 
+/* Word that was lost comes again in the next epoch, for all commands: one link for all whose time was over
+ * before it. */
+static void ask_anew(struct guest_process *p)
+{
+    struct error e = ERROR_INIT;
+    p->overdue_asked = true;
+    wait_on(p, FINAL_TIMES);
+    if (p->g->ready_since > p->overdue_since)
+        return;
+    (void)error_set(&e, ERROR_UNAVAILABLE,
+                    "the guest's agent has not told the end of process %s, whose time is over", p->id);
+    guest_link_break(p->g, &e);
+}
+
 static void on_overdue(struct loop_timer *t)
 {
     struct guest_process *p = t->arg;
     struct guest *g = p->g;
-    struct error e = ERROR_INIT;
     if (p->ended)
         return;
+    if (p->overdue_since == 0)
+        p->overdue_since = clock_mono_ns() - (int64_t)g->lost_timeout_ms * OVERDUE_TIMES * CLOCK_NS_PER_MS;
     if (g->link != LINK_READY || !p->announced || waits_for_credit(p) || goes_on(p)) {
         wait_on(p, OVERDUE_TIMES);
         return;
     }
     guest_enter(g);
     if (!p->overdue_asked) {
-        /* Word that was lost comes again in the next epoch. */
-        (void)error_set(&e, ERROR_UNAVAILABLE,
-                        "the guest's agent has not told the end of process %s, whose time is over", p->id);
-        p->overdue_asked = true;
-        wait_on(p, FINAL_TIMES);
-        guest_link_break(g, &e);
+        ask_anew(p);
     } else {
         /* An honest agent has nothing to tell while its kernel keeps the command. */
         p->overdue_left = 0;

@@ -19,7 +19,6 @@
 #define GUEST_PUSH_MAX (256u << 10)
 #define GUEST_BREAKS_MAX 3 /* breaks of the protocol within the time below are final */
 #define GUEST_BREAKS_MS 60000
-#define GUEST_QUESTIONS_MAX 8 /* unanswered ones of a process's stdin that are told apart */
 
 enum guest_link {             /* one function makes transitions: link_set in link.c */
                   LINK_DOWN,  /* waiting to connect */
@@ -88,11 +87,14 @@ struct guest_process {
     uint64_t in_arrived; /* marks of stdin (an offset, and one for its end): the agent has it so far, */
     uint64_t in_owed;    /* the owner wants to hear of that much, which has been sent; */
     uint64_t in_pinged;  /* this will have arrived with the PONG that is awaited; 0: not asked about */
-    struct stdin_question in_questions[GUEST_QUESTIONS_MAX]; /* in time: by marks, and by times; */
-    unsigned in_question_count;
+    /* Owned; in time: by marks, and by times. Marks differ, so there are no more than bytes that a link
+     * queues. */
+    struct stdin_question *in_questions;
+    unsigned in_question_count, in_question_room;
     struct loop_timer overdue; /* its end must have come by then; */
     int64_t overdue_left;      /* ms: held while there was so much left */
-    bool overdue_asked;        /* it has not, and the link was made anew for that */
+    int64_t overdue_since;     /* when its time was over; 0: not yet */
+    bool overdue_asked;        /* its end has not come, and the link was made anew since */
     unsigned overdue_rounds;   /* it was waited for longer, as output still came: */
     uint64_t overdue_had;      /* so much then */
 };
@@ -177,6 +179,7 @@ struct guest {
     bool let_go; /* it ran on: owners who were refused room are to be told */
     unsigned depth;
     int64_t last_heard;
+    int64_t ready_since;                  /* when the link became ready the last time */
     int64_t breaks[GUEST_BREAKS_MAX - 1]; /* times of the last ones; 0: none */
     uint64_t ping;                        /* token awaited; 0: none */
     uint64_t stdin_ping;                  /* the same of the one that asks for stdin */

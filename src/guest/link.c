@@ -142,7 +142,7 @@ static void link_ready(struct guest *g)
     g->was_ready = true;
     g->sync_ms = SYNC_FIRST_MS;
     g->ping = 0;
-    g->last_heard = clock_mono_ns();
+    g->ready_since = g->last_heard = clock_mono_ns();
     if (!g->held)
         loop_timer_start(&g->alive, alive_ms(g));
     guest_link_up(g);

@@ -60,6 +60,7 @@ void guest_process_free(struct guest_process *p)
     loop_timer_stop(&p->overdue);
     buf_finish(&p->exec);
     buf_finish(&p->in);
+    free(p->in_questions);
     free(p);
 }
 

@@ -201,13 +201,89 @@ static void an_end_that_does_not_come_is_told(void **state)
     liar_end(&l);
 }
 
+/* More are asked about than one would think, and the last one's bytes never leave for want of credit: the
+ * others' time is over all the same. */
+static void many_questions_have_their_time(void **state)
+{
+    (void)state;
+    struct liar l;
+    uint64_t mark, at = 0;
+    liar_begin(&l, 0, 100);
+    liar_greet(&l);
+    liar_start(&l);
+    for (int k = 0; k < 3; k++)
+        liar_turn(&l);
+    liar_put_started(&l, 0, 20);
+    liar_flush(&l);
+    for (unsigned i = 1; i <= 21; i++) {
+        liar_give_stdin(&l, 1);
+        assert_true(guest_process_stdin_ask(l.p, &mark));
+        assert_int_equal(mark, i);
+    }
+    for (int i = 0; l.silent < 20 && i < 50; i++)
+        chatter(&l, 100, &at);
+    assert_int_equal(l.silent, 20);
+    chatter(&l, 1000, &at);
+    assert_true(l.silent == 20 && l.lost == 0);
+    guest_process_release(l.p);
+    liar_end(&l);
+}
+
+static struct guest_process *ends_within(struct liar *l, uint64_t ms)
+{
+    liar_start(l);
+    guest_process_ends_within(l->p, ms);
+    return l->p;
+}
+
+static void greet_again(struct liar *l, uint32_t processes)
+{
+    liar_greet(l);
+    for (l->other = 1; l->other <= processes; l->other++)
+        liar_put_started(l, 0, 65536);
+    l->other = 0;
+    liar_flush(l);
+}
+
+/* A new link is for all whose time was over before it, and for no other. */
+static void many_ends_that_do_not_come(void **state)
+{
+    (void)state;
+    struct liar l;
+    static const uint64_t times[] = {50, 300, 600, 4000};
+    struct guest_process *p[4];
+    liar_begin(&l, 0, 100);
+    liar_greet(&l);
+    for (unsigned i = 0; i < 4; i++)
+        p[i] = ends_within(&l, times[i]);
+    for (int k = 0; k < 3; k++)
+        liar_turn(&l);
+    for (l.other = 1; l.other <= 4; l.other++)
+        liar_put_started(&l, 0, 65536);
+    l.other = 0;
+    liar_flush(&l);
+    assert_true(liar_stay_alive(&l, 10000, &l.lost, 1));
+    int64_t before = clock_mono_ns();
+    greet_again(&l, 4);
+    (void)liar_stay_alive(&l, 2000, &l.lost, 2);
+    assert_int_equal(l.lost, 1);
+    assert_true(liar_stay_alive(&l, 10000, &l.lost, 2)); /* the fourth */
+    greet_again(&l, 4);
+    assert_true(liar_stay_alive(&l, 10000, &l.overdue, 3));
+    assert_true(clock_mono_ns() - before < 9000 * CLOCK_NS_PER_MS);
+    assert_true(liar_stay_alive(&l, 10000, &l.overdue, 4));
+    assert_true(l.exited == 0 && l.finals == 0 && l.lost == 2);
+    for (unsigned i = 0; i < 4; i++)
+        guest_process_release(p[i]);
+    liar_end(&l);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(silence_about_stdin_is_told),
-        cmocka_unit_test(each_question_has_its_time),
-        cmocka_unit_test(a_lost_end_comes_again),
-        cmocka_unit_test(an_end_that_does_not_come_is_told),
+        cmocka_unit_test(silence_about_stdin_is_told),    cmocka_unit_test(each_question_has_its_time),
+        cmocka_unit_test(a_lost_end_comes_again),         cmocka_unit_test(an_end_that_does_not_come_is_told),
+        cmocka_unit_test(many_questions_have_their_time), cmocka_unit_test(many_ends_that_do_not_come),
     };
     (void)signal(SIGPIPE, SIG_IGN);
     return cmocka_run_group_tests(tests, NULL, NULL);
