@@ -125,6 +125,10 @@ bool process_input_put(const struct process *p, json_t *body)
     json_t *input = p->input_kept ? input_json(p, true) : NULL;
     if (input)
         rc |= json_object_set_new(body, "input_b64", input);
+    /* Of one that was not heard yet only this much can be there already; of others all that is kept can be by
+     * the time this is read. */
+    if (input && p->stdin_noted && !p->noted_here)
+        rc |= json_object_set_new(body, "before", json_integer((json_int_t)p->feed_before));
     bool noted = p->state == PROCESS_EXITED || p->stdin_noted;
     if ((input && is_placed(p)) || (noted && process_has_stdin(p)))
         rc |= json_object_set_new(body, "stdin", json_integer((json_int_t)account(p).taken));
@@ -170,7 +174,10 @@ void process_input_load(struct process *p, const json_t *body)
         LOG(LOG_ERROR, "input lost: its record cannot be read", "sandbox=%s process=%s", p->b->sandbox_id,
             p->id);
     process_input_place(p, json_object_get(body, "stdin"));
-    p->feed_before = buf_len(&p->feed);
+    const json_t *before = json_object_get(body, "before");
+    size_t n = buf_len(&p->feed);
+    p->feed_before =
+        before && json_integer_value(before) < (json_int_t)n ? (size_t)json_integer_value(before) : n;
     p->kept_end = process_stdin_end(p);
     p->kept_mark = UINT64_MAX;
     (void)str_copy(p->writer, sizeof(p->writer), name ? name : "");
@@ -273,6 +280,34 @@ void process_input_feed(struct process *p)
     p->stdin_closed = true;
 }
 
+static void on_turn(void *arg, const struct error *err)
+{
+    struct process *p = (struct process *)((char *)arg - offsetof(struct process, writer));
+    if (err) {
+        p->turn_failed = true;
+        loop_timer_start(&p->retry, RETRY_MS);
+        return;
+    }
+    p->writer_due = false;
+    process_input_feed(p);
+    readers_stdin_room(p);
+}
+
+static void turn_asked(struct process *p)
+{
+    p->turn_failed = false;
+    store_commit(p->s->config.store, on_turn, p->writer);
+}
+
+/* Nothing leaves for the guest before what was put of it is durable. */
+static void record_first(struct process *p)
+{
+    if (p->writer_due) /* its answer would be too early for this one */
+        store_commit_cancel(p->s->config.store, p->writer);
+    p->writer_due = true;
+    turn_asked(p);
+}
+
 /* The end was given to an earlier daemon. With all that stands before it, it is the end; without, its client
  * has to come back, and says it again. */
 static void settle_end(struct process *p)
@@ -301,6 +336,8 @@ void process_input_opened(struct process *p)
         process_input_noted(p, buf_len(&p->feed) > 0);
     else if (noted)
         process_put(p); /* from here on the guest has more than was noted */
+    if (buf_len(&p->feed) > 0 && (noted || p->input_kept))
+        record_first(p); /* a record that does not say where it stands would give it again */
     settle_end(p);
     process_input_feed(p);
     readers_stdin_room(p);
@@ -314,38 +351,7 @@ void process_input_arrived(struct process *p, uint64_t mark)
         p->end_due = false;
 }
 
-/* --- whose turn it is, and the end --- */
-
-static void turn_asked(struct process *p);
-
-static void on_turn(void *arg, const struct error *err)
-{
-    struct process *p = (struct process *)((char *)arg - offsetof(struct process, writer));
-    if (err) {
-        p->turn_failed = true;
-        loop_timer_start(&p->retry, RETRY_MS);
-        return;
-    }
-    p->writer_due = false;
-    process_input_feed(p);
-    readers_stdin_room(p);
-}
-
-static void turn_asked(struct process *p)
-{
-    p->turn_failed = false;
-    store_commit(p->s->config.store, on_turn, p->writer);
-}
-
-/* Nothing leaves for the guest before the record says so. */
-static void turn_changed(struct process *p)
-{
-    if (p->writer_due) /* its answer would be too early for this one */
-        store_commit_cancel(p->s->config.store, p->writer);
-    p->writer_due = true;
-    process_put(p);
-    turn_asked(p);
-}
+/* --- what has to be durable first: whose turn it is, and the end --- */
 
 void process_input_retry(struct process *p)
 {
@@ -371,7 +377,8 @@ static void take_turn(struct process *p, const char *writer)
         return;
     (void)str_copy(p->writer, sizeof(p->writer), writer);
     p->writer_base = at;
-    turn_changed(p);
+    process_put(p);
+    record_first(p);
 }
 
 /* --- requests --- */
@@ -495,7 +502,8 @@ int process_stdin_close(struct process *p, struct error *err)
         return rc;
     p->stdin_closed = true;
     p->feeding = true; /* closed once that is durable, there is a link, and what comes before is given */
-    turn_changed(p);
+    process_put(p);
+    record_first(p);
     return 0;
 }
 

@@ -139,9 +139,9 @@ struct process {
     uint64_t end_at;     /* so much */
     char writer[WRITER_SIZE]; /* whose turn to write it is; "": of those who do not state their place */
     uint64_t writer_base;     /* since this offset */
-    bool writer_due;          /* that, or that stdin ends, is not durable yet: nothing leaves */
-    bool turn_failed;         /* to make it so is to be tried again */
-    unsigned walk;            /* readers are being called: none of them may be freed */
+    bool writer_due;  /* that, or what else the record is to say first, is not durable yet: nothing leaves */
+    bool turn_failed; /* to make it so is to be tried again */
+    unsigned walk;    /* readers are being called: none of them may be freed */
     struct process_reader *readers;
     struct process_wait *waits;
     struct session *sessions;

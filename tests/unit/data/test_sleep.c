@@ -111,7 +111,7 @@ static void test_held_back_input(void **state)
     restore(g);
     p = fake_process(g->w->guest, k.process);
     fake_started(p, 42);
-    assert_int_equal(p->input_n, 2);
+    rig_until(g, p->input_n == 2);
     assert_memory_equal(p->input, "lo", 2);
     assert_false(p->input_closed);
 }

@@ -281,8 +281,10 @@ static void test_stdin_over_suspend(void **state)
     sink_close(k);
 }
 
-static void input_is(const struct guest_process *g, const char *text)
+/* Once the record says so. */
+static void input_is(struct world *w, const struct guest_process *g, const char *text)
 {
+    world_until(w, g->input_n >= strlen(text));
     assert_int_equal(g->input_n, strlen(text));
     assert_memory_equal(g->input, text, g->input_n);
 }
@@ -303,28 +305,28 @@ static void test_unsent_input(void **state)
     restore(w);
     p = processes_find(w->sessions, sandbox_id(w->sb), id);
     g = adopted(w->guest, id, 0);
-    input_is(g, "");
+    input_is(w, g, "");
     fake_started(g, 42);
-    input_is(g, "not yet");
+    input_is(w, g, "not yet");
     assert_ok(process_stdin(p, "!", 1, &taken, &w->err), &w->err);
-    input_is(g, "not yet!");
+    input_is(w, g, "not yet!");
     assert_false(g->input_closed);
 
     struct child c = fork_of(w, document);
     struct guest_process *cg = adopted(c.guest, id, 0);
     fake_started(cg, 42);
-    input_is(cg, "not yet");
+    input_is(w, cg, "not yet");
     rollback(w, document);
     g = adopted(w->guest, id, 0);
     fake_started(g, 42);
-    input_is(g, "not yet");
+    input_is(w, g, "not yet");
     /* It was given: nobody gives it again. */
     json_decref(suspend(w));
     world_restart(w);
     restore(w);
     g = adopted(w->guest, id, 0);
     fake_started(g, 42);
-    input_is(g, "");
+    input_is(w, g, "");
     child_end(w, &c);
     json_decref(document);
 }
@@ -342,14 +344,14 @@ static void test_unsent_feed(void **state)
     (void)str_copy(id, sizeof(id), process_id(p));
     struct guest_process *g = fake_process(w->guest, id);
     fake_started(g, 5);
-    input_is(g, "hel");
+    input_is(w, g, "hel");
     g->unsent = 1;
     json_decref(suspend(w));
     world_restart(w);
     restore(w);
     g = adopted(w->guest, id, 0);
     fake_started(g, 5);
-    input_is(g, "llo");
+    input_is(w, g, "llo");
     assert_true(g->input_closed);
 }
 
@@ -375,7 +377,7 @@ static void failed_suspend(struct world *w, enum sandbox_state back)
     fake_link(w->sandboxes, w->sb, w->guest, NULL);
     g = adopted(w->guest, id, 0);
     fake_started(g, 42);
-    input_is(g, "");
+    input_is(w, g, "");
 }
 
 static void test_failed_suspend_keeps_input(void **state)

@@ -40,6 +40,13 @@ static void wait_durable(struct world *w)
     world_settle(w);
 }
 
+/* The guest has said what it has; what is given to it then waits for the record. */
+static void started(struct world *w, struct guest_process *g)
+{
+    fake_started(g, 42);
+    wait_durable(w);
+}
+
 /* What is taken of it now; whose turn it is gets durable first. */
 static size_t give(struct world *w, struct process *p, const char *writer, uint64_t at, const char *text)
 {
@@ -123,7 +130,7 @@ static void test_a_turn_is_durable_first(void **state)
     input_is(g, "onetwo");
     sink_close(k);
     p = restarted(w, 6, &g);
-    fake_started(g, 42);
+    started(w, g);
     conflict(w, p, "a", 3, "more");
     assert_int_equal(give(w, p, "a", 6, "more"), 4);
 }
@@ -143,7 +150,7 @@ static void test_restart(void **state)
     assert_int_equal(told(p), -1);
     assert_ok(process_stdin_at(p, "a", 2, "23456789ab", 10, &taken, &w->err), &w->err);
     assert_int_equal(taken, 0);
-    fake_started(g, 42);
+    started(w, g);
     assert_true(k->rooms > 0 && process_stdin_known(p));
     assert_int_equal(told(p), 4);
     assert_int_equal(give(w, p, "a", 2, "23456789ab"), 10);
@@ -167,11 +174,11 @@ static void test_a_turn_begins_earlier(void **state)
     assert_ok(process_stdin(p, "others", 6, &taken, &w->err), &w->err);
     assert_int_equal(give(w, p, "a", 6, "mine"), 4);
     p = restarted(w, 3, &g);
-    fake_started(g, 42);
+    started(w, g);
     conflict(w, p, "a", 6, "mine"); /* there is a hole before it */
     assert_int_equal(give(w, p, "a", 3, "anew"), 4);
     p = restarted(w, 5, &g);
-    fake_started(g, 42);
+    started(w, g);
     assert_int_equal(give(w, p, "a", 4, "new!"), 4);
     input_is(g, "ew!");
 }
@@ -200,14 +207,14 @@ static void test_the_end(void **state)
     assert_false(process_stdin_is_closed(p));
 
     p = restarted(w, 7, &g);
-    fake_started(g, 42);
+    started(w, g);
     assert_false(g->input_closed); /* bytes are missing, and their client will come */
     assert_int_equal(give(w, p, "a", 7, "789"), 3);
     close_at(w, p, 10);
     assert_true(g->input_closed);
 
     p = restarted(w, 10, &g);
-    fake_started(g, 42);
+    started(w, g);
     assert_true(g->input_closed); /* nothing is missing, whether the client comes or not */
     assert_true(process_stdin_is_closed(p));
     close_at(w, p, 10);
@@ -215,7 +222,7 @@ static void test_the_end(void **state)
     conflict(w, p, "a", 10, "x");
 
     p = restarted(w, 10, &g);
-    fake_started(g, 42);
+    started(w, g);
     assert_true(process_stdin_is_closed(p));
     assert_true(g->input_closed);
 }
@@ -277,18 +284,20 @@ static void test_kept_over_a_suspend(void **state)
     g->input_base = 5;
     g->far = true;
     fake_started(g, 42);
+    input_is(g, ""); /* before the record says where it stands; else the next daemon could give it again */
+    wait_durable(w);
     input_is(g, "56789");
     assert_int_equal(told(p), 10); /* the guest has half of it, the record the rest */
 
     p = restarted(w, 7, &g); /* killed: the guest has got some */
-    fake_started(g, 42);
+    started(w, g);
     input_is(g, "789");
     assert_int_equal(process_stdin_end(p), 10);
     g->far = true;
     g->arrived = 3;
     g->events.stdin_arrived(g->arg, 10);
     p = restarted(w, 10, &g);
-    fake_started(g, 42);
+    started(w, g);
     input_is(g, "");
     assert_int_equal(give(w, p, "a", 8, "89ab"), 4);
     input_is(g, "ab");
@@ -340,7 +349,7 @@ static void test_a_noted_place_is_of_its_time(void **state)
     assert_ok(process_stdin_at(p, "b", 8, "x", 1, &taken, &w->err), &w->err); /* a turn, so a record */
     wait_durable(w);
     restored(w, 8, &g);
-    fake_started(g, 42);
+    started(w, g);
     assert_int_equal(give(w, p, "b", 8, "89ab"), 4);
     wait_durable(w);
     world_restart(w); /* while it is paused: nobody can ask the guest */
@@ -348,7 +357,7 @@ static void test_a_noted_place_is_of_its_time(void **state)
     process_stdin_keep(p, "xyz", 3);
     wait_durable(w);
     restored(w, 12, &g);
-    fake_started(g, 42);
+    started(w, g);
     input_is(g, "xyz");
 }
 
@@ -365,7 +374,26 @@ static void test_what_comes_after_a_restart_is_not_what_was_kept(void **state)
     p = restarted(w, 15, &g); /* it has got that, and more of others */
     process_stdin_keep(p, "xyz", 3);
     wait_durable(w);
-    fake_started(g, 42);
+    started(w, g);
+    input_is(g, "xyz");
+}
+
+/* Nor after a second restart, before which nobody had heard of the guest. */
+static void test_two_restarts(void **state)
+{
+    struct world *w = *state;
+    struct guest_process *g;
+    struct process *p = running(w, &g);
+    assert_int_equal(give(w, p, "a", 0, "01234567"), 8);
+    suspend(w);
+    process_stdin_keep_at(p, "a", 8, "89", 2);
+    wait_durable(w);
+    world_restart(w);
+    p = processes_find(w->sessions, w->sb->id, name_of);
+    process_stdin_keep(p, "xyz", 3);
+    wait_durable(w);
+    p = restarted(w, 15, &g);
+    started(w, g);
     input_is(g, "xyz");
 }
 
@@ -384,11 +412,11 @@ static void test_kept_over_a_broken_link(void **state)
     g = fake_process(w->guest, name_of);
     g->input_base = 6;
     g->far = true;
-    fake_started(g, 42);
+    started(w, g);
     input_is(g, "xyz");
     wait_durable(w);
     p = restarted(w, 8, &g);
-    fake_started(g, 42);
+    started(w, g);
     input_is(g, "z");
 }
 
@@ -405,7 +433,7 @@ static void test_an_end_takes_nothing_back(void **state)
     assert_int_equal(told(p), 10);
     restored(w, 8, &g);
     g->far = true;
-    fake_started(g, 42);
+    started(w, g);
     assert_int_equal(told(p), 10);
     fake_exit(g, 0);
     assert_int_equal(told(p), 10);
@@ -476,11 +504,11 @@ static void test_an_unknown_place_is_not_recorded(void **state)
     assert_int_equal(told(p), -1);
     restored(w, 8, &g);
     g->far = true;
-    fake_started(g, 42);
+    started(w, g);
     input_is(g, "abc");
     assert_int_equal(process_stdin_end(p), 11);
     p = restarted(w, 10, &g); /* by now it is */
-    fake_started(g, 42);
+    started(w, g);
     input_is(g, "c");
 }
 
@@ -531,7 +559,7 @@ static void test_a_suspend_that_fails(void **state)
     wait_durable(w);
     assert_int_equal(told(p), 8);
     p = restarted(w, 5, &g); /* killed before the command has read it */
-    fake_started(g, 42);
+    started(w, g);
     assert_int_equal(told(p), 8);
     input_is(g, "567");
     g->far = true;
@@ -540,7 +568,7 @@ static void test_a_suspend_that_fails(void **state)
     assert_int_equal(told(p), 8);
     wait_durable(w);
     p = restarted(w, 8, &g);
-    fake_started(g, 42);
+    started(w, g);
     input_is(g, "");
 }
 
@@ -656,6 +684,7 @@ int main(void)
         T(test_the_end_waits),
         T(test_a_noted_place_is_of_its_time),
         T(test_what_comes_after_a_restart_is_not_what_was_kept),
+        T(test_two_restarts),
         T(test_kept_over_a_broken_link),
         T(test_an_end_takes_nothing_back),
         T(test_an_end_is_durable_first),
