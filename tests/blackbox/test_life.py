@@ -169,11 +169,14 @@ class Suspend(Life):
                 now = witness.ask()
                 self.assertGreaterEqual(now, rounds)
                 # The writer and what it has started stand still while the sums are compared: first as the memory has them, then as the disk has.
-                check = ("kill -STOP -$(cat /run/writer); check() { bad=0; n=0; for d in /root/tree/*; do "
+                # One that renames stands still when it has done so.
+                check = ("w=$(cat /run/writer); stands() { for s in /proc/[0-9]*/stat; do set -- $(cat $s 2>/dev/null); "
+                         "case $5.$3 in $w.[!TZ]) return 1;; esac; done; }; "
+                         "kill -STOP -$w; until stands; do :; done; check() { bad=0; n=0; for d in /root/tree/*; do "
                          "for i in 0 1 2 3 4 5 6 7; do [ -e $d/sum.$i ] || continue; n=$((n+1)); "
                          "s=$(sha256sum < $d/data.$i); [ \"$s\" = \"$(cat $d/sum.$i)\" ] || bad=$((bad+1)); done; done; "
                          "echo $bad $n; }; check; sync; echo 3 > /proc/sys/vm/drop_caches; check; cat /run/written; "
-                         "kill -CONT -$(cat /run/writer)")
+                         "kill -CONT -$w")
                 bad, files, on_disk, files_there, written = map(int, sb.sh(check).split())
                 # One pair may be between its two renames.
                 self.assertLessEqual(bad, 1)
