@@ -280,6 +280,8 @@ void process_input_feed(struct process *p)
     p->stdin_closed = true;
 }
 
+/* --- what has to be durable first --- */
+
 static void on_turn(void *arg, const struct error *err)
 {
     struct process *p = (struct process *)((char *)arg - offsetof(struct process, writer));
@@ -307,6 +309,23 @@ static void record_first(struct process *p)
     p->writer_due = true;
     turn_asked(p);
 }
+
+void process_input_retry(struct process *p)
+{
+    if (p->turn_failed)
+        turn_asked(p);
+    if (p->keep_failed)
+        keep_asked(p);
+}
+
+void process_input_stop(struct process *p)
+{
+    store_commit_cancel(p->s->config.store, p->writer);
+    store_commit_cancel(p->s->config.store, &p->kept_end);
+    p->writer_due = p->turn_failed = p->keep_due = p->keep_failed = false;
+}
+
+/* --- the guest is heard --- */
 
 /* The end was given to an earlier daemon. With all that stands before it, it is the end; without, its client
  * has to come back, and says it again. */
@@ -351,22 +370,7 @@ void process_input_arrived(struct process *p, uint64_t mark)
         p->end_due = false;
 }
 
-/* --- what has to be durable first: whose turn it is, and the end --- */
-
-void process_input_retry(struct process *p)
-{
-    if (p->turn_failed)
-        turn_asked(p);
-    if (p->keep_failed)
-        keep_asked(p);
-}
-
-void process_input_stop(struct process *p)
-{
-    store_commit_cancel(p->s->config.store, p->writer);
-    store_commit_cancel(p->s->config.store, &p->kept_end);
-    p->writer_due = p->turn_failed = p->keep_due = p->keep_failed = false;
-}
+/* --- whose turn it is --- */
 
 static void take_turn(struct process *p, const char *writer)
 {
