@@ -18,7 +18,7 @@
 static void drop_questions(struct guest_process *p, unsigned n)
 {
     p->in_question_count -= n;
-    if (n > 0 && p->in_question_count > 0)
+    if (n > 0) /* else there may be no array */
         memmove(p->in_questions, p->in_questions + n, p->in_question_count * sizeof(p->in_questions[0]));
 }
 

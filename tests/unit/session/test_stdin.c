@@ -337,6 +337,17 @@ static void restored(struct world *w, uint64_t has, struct guest_process **ret)
     (*ret)->input_base = has;
 }
 
+/* Its sandbox is suspended: the guest has 8 bytes of "a", the record 2 more. */
+static struct process *kept(struct world *w, struct guest_process **ret)
+{
+    struct process *p = running(w, ret);
+    assert_int_equal(give(w, p, "a", 0, "01234567"), 8);
+    suspend(w);
+    process_stdin_keep_at(p, "a", 8, "89", 2);
+    wait_durable(w);
+    return p;
+}
+
 /* What was noted for a suspend is of that time: the guest goes on from there. */
 static void test_a_noted_place_is_of_its_time(void **state)
 {
@@ -366,11 +377,7 @@ static void test_what_comes_after_a_restart_is_not_what_was_kept(void **state)
 {
     struct world *w = *state;
     struct guest_process *g;
-    struct process *p = running(w, &g);
-    assert_int_equal(give(w, p, "a", 0, "01234567"), 8);
-    suspend(w);
-    process_stdin_keep_at(p, "a", 8, "89", 2);
-    wait_durable(w);
+    struct process *p = kept(w, &g);
     p = restarted(w, 15, &g); /* it has got that, and more of others */
     process_stdin_keep(p, "xyz", 3);
     wait_durable(w);
@@ -383,11 +390,7 @@ static void test_two_restarts(void **state)
 {
     struct world *w = *state;
     struct guest_process *g;
-    struct process *p = running(w, &g);
-    assert_int_equal(give(w, p, "a", 0, "01234567"), 8);
-    suspend(w);
-    process_stdin_keep_at(p, "a", 8, "89", 2);
-    wait_durable(w);
+    struct process *p = kept(w, &g);
     world_restart(w);
     p = processes_find(w->sessions, w->sb->id, name_of);
     process_stdin_keep(p, "xyz", 3);
@@ -425,11 +428,7 @@ static void test_an_end_takes_nothing_back(void **state)
 {
     struct world *w = *state;
     struct guest_process *g;
-    struct process *p = running(w, &g);
-    assert_int_equal(give(w, p, "a", 0, "01234567"), 8);
-    suspend(w);
-    process_stdin_keep_at(p, "a", 8, "89", 2);
-    wait_durable(w);
+    struct process *p = kept(w, &g);
     assert_int_equal(told(p), 10);
     restored(w, 8, &g);
     g->far = true;
