@@ -40,6 +40,7 @@ import streams  # noqa: E402
 NAMES = ("memory", "overhead", "create", "exec", "stream", "readers", "firstbyte", "idle", "port", "files", "archive", "get", "jail",
          "broker", *life.NAMES)
 QEMU_ONLY = ("stream", "port", "files", "jail", "broker")  # their bare side is a guest or a start that only QEMU has
+CONFIG = {"warm_per_golden": 2, "log_level": "warn"}
 PROGRAMS = {"qemu": "qemu-system-", "firecracker": "firecracker"}
 
 
@@ -54,11 +55,18 @@ class Bench(life.Life):
     # --- fixtures ---
     def start(self):
         print("starting the server and building the busybox template", flush=True)
-        self.server = server.Server(config={"warm_per_golden": 2, "log_level": "warn"}).start()
+        self.server = server.Server(config=CONFIG).start()
         self.rest_rss = self.rss()
         self.server.with_busybox()
         self.api = self.server.api
         self.engine = self.check_engine()
+
+    @staticmethod
+    def another_server():
+        """One that is as this one was at the start, to be closed."""
+        made = server.Server(config=CONFIG).start()
+        made.with_busybox()
+        return made
 
     def check_engine(self):
         """The engine that runs, which must be the one that was asked for: the server's word, and its process."""
@@ -116,10 +124,10 @@ class Bench(life.Life):
     def rss(self):
         return self.server.daemon().memory()["Rss"]
 
-    def warm(self):
+    def warm(self, api=None):
         """Waits until the pool is full: then both sides start with VMMs that were spawned beforehand."""
         def full():
-            text = self.api.ok("GET", "/metrics").body.decode()
+            text = (api or self.api).ok("GET", "/metrics").body.decode()
             ready, wanted = (re.search(rf"^space_warm_{name} (\d+)", text, re.M)
                              for name in ("ready", "wanted"))
             if not ready or not wanted:

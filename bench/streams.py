@@ -1,4 +1,5 @@
 """Readers of a command's output: many at once, the first byte, thousands that idle."""
+import functools
 import os
 import resource
 import subprocess
@@ -6,8 +7,9 @@ import time
 
 import client
 from harness import host, server
+from harness.api import Sandbox
 from harness.ws import WebSocket, attach_path
-from table import AGENT, Figure, against, median, milliseconds
+from table import AGENT, Figure, against, in_turns, median, milliseconds
 
 READERS = 8
 BYTES = 512 << 20
@@ -108,41 +110,36 @@ def first_byte(bench):
     yield from against("attach -> first byte of output", times, lambda o, b: [("<= + 3 ms", o <= b + 3)])
 
 
-def exec_times(bench, sb, runs):
-    conn, times = client.Client(bench.api), []
-    for n in range(20 + runs):
-        took = milliseconds(conn.exec, sb.path)
-        if n >= 20:
-            times.append(took)
-    conn.close()
-    return times
-
-
 def idle(bench):
     """Sessions that say nothing: what each costs, and what they cost a new command."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192), hard))
-    runs = max(bench.runs, 100)
+    quiet = bench.another_server()
     made = [bench.make() for _ in range(IDLE_SANDBOXES)]
-    target = made.pop()
+    sides = {"quiet": Sandbox.create(quiet.api, {"template": "busybox"}), "space": made[-1]}
     try:
-        for sb in made + [target]:
+        for sb in made:
             sb.sh("true")
-        bench.warm()
-        unloaded, before = exec_times(bench, target, runs), bench.rss()
-        attached = []
-        for sb in made + [target]:
+        for one in (quiet, bench.server):
+            bench.warm(one.api)
+        before, attached = bench.rss(), []
+        for sb in made:
             for _ in range(IDLE_EACH):
                 attached.append(attach(bench.api, sb.session(["cat"], stdin=True)))
                 attached[-1].receive()  # "started"
         each = (bench.rss() - before) / len(attached) / 1024
-        loaded = exec_times(bench, target, runs)
+        conns = {name: client.Client(sb.api) for name, sb in sides.items()}
+        times = in_turns({name: functools.partial(conns[name].exec, sb.path) for name, sb in sides.items()}, max(bench.runs, 100),
+                         warm_up=20)
         for ws in attached:
             ws.abort()
+        for conn in conns.values():
+            conn.close()
     finally:
-        for sb in made + [target]:
+        for sb in made:
             sb.delete(wait=False)
-    u, n = median(unloaded), median(loaded)
+        quiet.close()
+    u, n = median(times["quiet"]), median(times["space"])
     yield Figure("idle attached sessions, each", "KiB", None, max(each, 0), [("<= 32 KiB", each <= 32)],
                  IDLE_SANDBOXES * IDLE_EACH)
-    yield Figure("exec meanwhile, vs. unloaded", "ms", u, n, [("<= 1.1 x", n <= 1.1 * u)], runs)
+    yield Figure("exec meanwhile, vs. unloaded", "ms", u, n, [("<= 1.1 x", n <= 1.1 * u)], len(times["space"]))
