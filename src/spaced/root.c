@@ -8,6 +8,7 @@
 #include <grp.h>
 #include <limits.h>
 #include <netdb.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,6 +34,10 @@
 /* Milliseconds on a quiet host; a loaded one must not count as one without KVM. */
 #define KVM_PROBE_MS 10000
 #define LISTEN_BACKLOG 512
+/* A server that was killed in one part may need this long to notice in another, which has its lock and its
+ * port until then. */
+#define ENDING_MS 2000
+#define STEP_MS 10
 #define STATE_DIR_MAX 52 /* and "/pool/sandboxes/<id>/run/agent.sock" fits sun_path */
 
 static int need_root(struct error *err)
@@ -46,6 +51,16 @@ static int need_root(struct error *err)
 }
 
 /* --- the state directory --- */
+
+static bool lock_taken(int fd)
+{
+    for (int ms = ENDING_MS; flock(fd, LOCK_EX | LOCK_NB) < 0; ms -= STEP_MS) {
+        if (ms <= 0)
+            return false;
+        (void)poll(NULL, 0, STEP_MS);
+    }
+    return true;
+}
 
 /* The lock lives as long as a process holds the descriptor: one daemon per state directory. */
 static int lock_state_dir(const char *dir, int *ret_fd, struct error *err)
@@ -65,7 +80,7 @@ static int lock_state_dir(const char *dir, int *ret_fd, struct error *err)
     AUTO_CLOSE int fd = path ? open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600) : -1;
     if (fd < 0)
         return error_errno(err, ERROR_INTERNAL, errno, "state directory %s is not writable: lock", dir);
-    if (flock(fd, LOCK_EX | LOCK_NB) < 0)
+    if (!lock_taken(fd))
         return error_set(err, ERROR_CONFLICT,
                          "another spaced is running on %s; stop it or choose another --state-dir", dir);
     *ret_fd = TAKE_FD(fd);
@@ -150,6 +165,16 @@ static int resolve(const char *listen_on, struct addrinfo **ret, struct error *e
     return 0;
 }
 
+static bool address_taken(int fd, const struct addrinfo *a)
+{
+    for (int ms = ENDING_MS; bind(fd, a->ai_addr, a->ai_addrlen) < 0; ms -= STEP_MS) {
+        if (errno != EADDRINUSE || ms <= 0)
+            return false;
+        (void)poll(NULL, 0, STEP_MS);
+    }
+    return true;
+}
+
 static int bind_socket(const char *listen_on, int *ret_fd, struct error *err)
 {
     struct addrinfo *address = NULL;
@@ -159,7 +184,7 @@ static int bind_socket(const char *listen_on, int *ret_fd, struct error *err)
     int one = 1;
     AUTO_CLOSE int fd = socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     bool bound = fd >= 0 && setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one)) == 0 &&
-                 bind(fd, address->ai_addr, address->ai_addrlen) == 0 && listen(fd, LISTEN_BACKLOG) == 0;
+                 address_taken(fd, address) && listen(fd, LISTEN_BACKLOG) == 0;
     int saved = errno;
     freeaddrinfo(address);
     if (!bound && saved == EADDRINUSE)

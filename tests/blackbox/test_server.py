@@ -1,9 +1,11 @@
 """The server as a program: starting, refusing to start, two beside each other, purge, confinement."""
+import fcntl
 import json
 import os
 import re
 import socket
 import subprocess
+import threading
 import unittest
 
 from harness import host, server
@@ -174,6 +176,20 @@ class TwoServers(OwnServerTest):
         self.assertNotEqual(code, 0)
         self.assertIn(self.server.state_dir, log)
         self.assertEqual(self.sandbox().sh("echo first goes on"), "first goes on\n")
+
+    @limit(300)
+    def test_one_that_ends_is_waited_for(self):
+        """A part of it that was killed later than the rest, say."""
+        self.server.terminate()
+        with open(os.path.join(self.server.state_dir, "lock"), "rb") as lock, socket.socket() as port:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            port.bind((self.server.host, self.server.port))
+            port.listen()
+            threading.Timer(0.3, port.close).start()
+            threading.Timer(0.6, fcntl.flock, (lock, fcntl.LOCK_UN)).start()
+            self.server.start()
+        self.assertEqual(self.sandbox().sh("echo here"), "here\n")
 
     @limit(400)
     def test_two_beside_each_other(self):
