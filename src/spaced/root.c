@@ -52,10 +52,10 @@ static int need_root(struct error *err)
 
 /* --- the state directory --- */
 
-static bool lock_taken(int fd)
+static bool take_lock(int fd)
 {
     for (int ms = ENDING_MS; flock(fd, LOCK_EX | LOCK_NB) < 0; ms -= STEP_MS) {
-        if (ms <= 0)
+        if (errno != EWOULDBLOCK || ms <= 0)
             return false;
         (void)poll(NULL, 0, STEP_MS);
     }
@@ -80,7 +80,10 @@ static int lock_state_dir(const char *dir, int *ret_fd, struct error *err)
     AUTO_CLOSE int fd = path ? open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600) : -1;
     if (fd < 0)
         return error_errno(err, ERROR_INTERNAL, errno, "state directory %s is not writable: lock", dir);
-    if (!lock_taken(fd))
+    bool locked = take_lock(fd);
+    if (!locked && errno != EWOULDBLOCK)
+        return error_errno(err, ERROR_INTERNAL, errno, "%s/lock", dir);
+    if (!locked)
         return error_set(err, ERROR_CONFLICT,
                          "another spaced is running on %s; stop it or choose another --state-dir", dir);
     *ret_fd = TAKE_FD(fd);
@@ -165,7 +168,7 @@ static int resolve(const char *listen_on, struct addrinfo **ret, struct error *e
     return 0;
 }
 
-static bool address_taken(int fd, const struct addrinfo *a)
+static bool take_address(int fd, const struct addrinfo *a)
 {
     for (int ms = ENDING_MS; bind(fd, a->ai_addr, a->ai_addrlen) < 0; ms -= STEP_MS) {
         if (errno != EADDRINUSE || ms <= 0)
@@ -184,7 +187,7 @@ static int bind_socket(const char *listen_on, int *ret_fd, struct error *err)
     int one = 1;
     AUTO_CLOSE int fd = socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     bool bound = fd >= 0 && setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one)) == 0 &&
-                 address_taken(fd, address) && listen(fd, LISTEN_BACKLOG) == 0;
+                 take_address(fd, address) && listen(fd, LISTEN_BACKLOG) == 0;
     int saved = errno;
     freeaddrinfo(address);
     if (!bound && saved == EADDRINUSE)

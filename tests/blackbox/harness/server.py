@@ -151,9 +151,9 @@ class Server:
         done = self.purge()
         reports = self.sanitizer_reports()
         left = self.leftovers()
-        shutil.rmtree(self.base, ignore_errors=True)
-        if done.returncode != 0:
+        if done.returncode != 0:  # what it is about stays, for the next try to find
             raise AssertionError(f"--purge ended with {done.returncode}: {done.stderr.decode(errors='replace')[-2000:]}")
+        shutil.rmtree(self.base, ignore_errors=True)
         if left:
             raise AssertionError(f"left over after --purge: {left}")
         if reports:
