@@ -15,17 +15,25 @@
 
 /* --- stdin --- */
 
+/* Up to 64 Ki of them, by the window of stdin: none is walked over or moved once for each of the others. */
 static void drop_questions(struct guest_process *p, unsigned n)
 {
-    p->in_question_count -= n;
-    if (n > 0) /* else there may be no array */
-        memmove(p->in_questions, p->in_questions + n, p->in_question_count * sizeof(p->in_questions[0]));
+    unsigned first = p->in_question_first += n;
+    if (p->in_question_timed < first)
+        p->in_question_timed = first;
+    if (first * 2 < p->in_question_end || first == 0)
+        return;
+    memmove(p->in_questions, p->in_questions + first,
+            (p->in_question_end - first) * sizeof(p->in_questions[0]));
+    p->in_question_end -= first;
+    p->in_question_timed -= first;
+    p->in_question_first = 0;
 }
 
 void guest_stdin_question(struct guest_process *p, uint64_t mark)
 {
-    unsigned n = p->in_question_count;
-    if (n > 0 && p->in_questions[n - 1].mark >= mark)
+    unsigned n = p->in_question_end;
+    if (n > p->in_question_first && p->in_questions[n - 1].mark >= mark)
         return;
     if (n == p->in_question_room) {
         p->in_question_room = n ? 2 * n : 4;
@@ -33,27 +41,28 @@ void guest_stdin_question(struct guest_process *p, uint64_t mark)
         if (!p->in_questions)
             abort(); /* who asked would wait for ever */
     }
-    p->in_questions[p->in_question_count++] = (struct stdin_question){.mark = mark};
+    p->in_questions[p->in_question_end++] = (struct stdin_question){.mark = mark};
 }
 
 void guest_stdin_told(struct guest_process *p, uint64_t mark)
 {
-    unsigned n = 0;
-    while (n < p->in_question_count && p->in_questions[n].mark <= mark)
-        n++;
-    drop_questions(p, n);
+    unsigned i = p->in_question_first;
+    while (i < p->in_question_end && p->in_questions[i].mark <= mark)
+        i++;
+    drop_questions(p, i - p->in_question_first);
 }
 
 void guest_stdin_sent(struct guest_process *p, uint64_t mark)
 {
     struct guest *g = p->g;
     int64_t wait_ms = (int64_t)g->lost_timeout_ms * STDIN_TIMES;
-    for (unsigned i = 0; i < p->in_question_count && p->in_questions[i].mark <= mark; i++) {
+    for (unsigned i = p->in_question_timed; i < p->in_question_end && p->in_questions[i].mark <= mark; i++) {
         struct stdin_question *q = &p->in_questions[i];
         p->in_owed = q->mark;
-        if (q->due || g->held || !p->attached)
+        if (g->held || !p->attached)
             continue;
         q->due = clock_mono_ns() + wait_ms * CLOCK_NS_PER_MS;
+        p->in_question_timed = i + 1;
         /* One that runs is due no later: all wait equally long. */
         if (!g->stdin_late.active)
             loop_timer_start(&g->stdin_late, wait_ms);
@@ -62,18 +71,19 @@ void guest_stdin_sent(struct guest_process *p, uint64_t mark)
 
 void guest_stdin_unsent(struct guest_process *p)
 {
-    for (unsigned i = 0; i < p->in_question_count; i++)
+    for (unsigned i = p->in_question_first; i < p->in_question_timed; i++)
         p->in_questions[i].due = 0;
+    p->in_question_timed = p->in_question_first;
 }
 
 /* Takes away the questions whose time is over: up to which mark, 0: none. */
 static uint64_t take_late(struct guest_process *p, int64_t now)
 {
     uint64_t mark = 0;
-    unsigned n = 0;
-    for (; n < p->in_question_count && p->in_questions[n].due && p->in_questions[n].due <= now; n++)
-        mark = p->in_questions[n].mark;
-    drop_questions(p, n);
+    unsigned i = p->in_question_first;
+    for (; i < p->in_question_timed && p->in_questions[i].due <= now; i++)
+        mark = p->in_questions[i].mark;
+    drop_questions(p, i - p->in_question_first);
     return p->ended ? 0 : mark;
 }
 
@@ -83,7 +93,8 @@ static void watch_questions(struct guest *g, int64_t now)
     int64_t first = 0;
     DL_FOREACH(g->processes, p)
     {
-        int64_t due = p->in_question_count && !p->ended ? p->in_questions[0].due : 0;
+        bool timed = p->in_question_timed > p->in_question_first;
+        int64_t due = timed && !p->ended ? p->in_questions[p->in_question_first].due : 0;
         if (due && (!first || due < first))
             first = due;
     }

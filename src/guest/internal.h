@@ -90,7 +90,8 @@ struct guest_process {
     /* Owned; in time: by marks, and by times. Marks differ, so there are no more than bytes that a link
      * queues. */
     struct stdin_question *in_questions;
-    unsigned in_question_count, in_question_room;
+    /* In order: those before `first` are answered, those before `timed` have a time, and there is room. */
+    unsigned in_question_first, in_question_timed, in_question_end, in_question_room;
     struct loop_timer overdue; /* its end must have come by then; */
     int64_t overdue_left;      /* ms: held while there was so much left */
     int64_t overdue_since;     /* when its time was over; 0: not yet */
