@@ -355,10 +355,22 @@ bool readers_fastest(const struct process *p, unsigned i, uint64_t *ret)
 
 /* --- the readers' owners --- */
 
+/* Bytes that could not be written down went to their readers all the same, and the guest has them still:
+ * after a restart they come again. */
+static bool has_more_to_come(const struct process *p)
+{
+    return p->state != PROCESS_EXITED && p->maybe;
+}
+
 static int check_offset(const struct process *p, unsigned i, uint64_t offset, struct error *err)
 {
     if (offset <= stream_end(p, i))
         return 0;
+    if (has_more_to_come(p))
+        return error_set(
+            err, ERROR_UNAVAILABLE,
+            "%s has %llu bytes again so far, and its guest may have more; offset %llu is beyond them",
+            stream_suffix(i), (unsigned long long)stream_end(p, i), (unsigned long long)offset);
     return error_set(err, ERROR_RANGE, "%s has %llu bytes so far; offset %llu is beyond them",
                      stream_suffix(i), (unsigned long long)stream_end(p, i), (unsigned long long)offset);
 }
