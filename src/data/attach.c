@@ -96,14 +96,14 @@ void attach_leave_input(struct attach *a)
     size_t n = buf_len(&a->input);
     if (n == 0)
         return;
-    if (w->stated)
-        process_stdin_keep_at(a->process, w->writer, w->at - n, buf_head(&a->input), n);
-    else
-        process_stdin_keep(a->process, buf_head(&a->input), n);
+    bool kept = w->stated ? process_stdin_keep_at(a->process, w->writer, w->at - n, buf_head(&a->input), n)
+                          : process_stdin_keep(a->process, buf_head(&a->input), n);
     buf_consume(&a->input, n);
-    if (a->input_closed && w->stated)
+    if (!a->input_closed || !kept) /* an end that stands behind less would be another input's */
+        return;
+    if (w->stated)
         (void)process_stdin_close_at(a->process, w->writer, w->at, NULL);
-    else if (a->input_closed)
+    else
         (void)process_stdin_close(a->process, NULL);
 }
 

@@ -62,6 +62,7 @@ void process_input_note(struct process *p)
 
 void process_input_end(struct process *p)
 {
+    process_input_stop(p);
     p->stdin_base = process_stdin_taken(p);
     p->input_ready = p->input_kept = p->feeding = p->end_due = false;
     buf_finish(&p->feed);
@@ -205,8 +206,6 @@ void process_input_rest(struct process *p, uint64_t sent)
     p->stdin_base = sent;
 }
 
-static void keep_asked(struct process *p);
-
 static void on_kept(void *arg, const struct error *err)
 {
     struct process *p = (struct process *)((char *)arg - offsetof(struct process, kept_end));
@@ -236,8 +235,8 @@ void process_input_noted(struct process *p, bool kept)
     }
     p->input_kept = kept;
     process_put(p);
-    if (p->keep_due) /* its answer would be too early for this one */
-        store_commit_cancel(p->s->config.store, &p->kept_end);
+    store_commit_cancel(p->s->config.store, &p->kept_end); /* its answer would be too early for this one */
+    p->keep_failed = false;
     p->keep_due = kept;
     if (kept)
         keep_asked(p);
@@ -327,12 +326,25 @@ void process_input_stop(struct process *p)
 
 /* --- the guest is heard --- */
 
+bool process_input_is_cut(const struct process *p)
+{
+    return p->end_due && !p->stdin_closed && json_object_get(p->spec, "fed") &&
+           process_stdin_end(p) < p->end_at;
+}
+
 /* The end was given to an earlier daemon. With all that stands before it, it is the end; without, its client
- * has to come back, and says it again. */
+ * has to come back, and says it again. Who gave it with the command cannot: half of it must not be taken for
+ * the whole. */
 static void settle_end(struct process *p)
 {
     if (!p->end_due || p->stdin_closed)
         return;
+    if (process_input_is_cut(p)) {
+        LOG(LOG_WARN, "a command ends: its input was cut when the server was", "sandbox=%s process=%s",
+            p->b->sandbox_id, p->id);
+        (void)process_signal(p, "SIGKILL", true, 0, NULL, NULL, NULL);
+        return;
+    }
     p->end_due = false;
     p->feeding = p->stdin_closed = process_stdin_end(p) >= p->end_at;
     process_put(p);
@@ -340,7 +352,7 @@ static void settle_end(struct process *p)
 
 void process_input_opened(struct process *p)
 {
-    if (p->input_ready || !p->gp)
+    if (p->input_ready || !p->gp || p->state == PROCESS_EXITED)
         return;
     uint64_t base = p->stdin_base;
     bool noted = p->stdin_noted;
@@ -385,6 +397,13 @@ static void take_turn(struct process *p, const char *writer)
     record_first(p);
 }
 
+/* Two who wait do not take it from each other while it is being recorded: whose it becomes may give first. */
+static void ask_for_turn(struct process *p, const char *writer)
+{
+    if (!p->writer_due || str_eq(p->writer, writer))
+        take_turn(p, writer);
+}
+
 /* --- requests --- */
 
 static int check_has(const struct process *p, struct error *err)
@@ -422,7 +441,7 @@ int process_stdin(struct process *p, const void *data, size_t n, size_t *ret_tak
     if (rc < 0)
         return rc;
     if (n > 0)
-        take_turn(p, "");
+        ask_for_turn(p, "");
     *ret_taken = give(p, data, n);
     return 0;
 }
@@ -461,42 +480,51 @@ int process_stdin_at(struct process *p, const char *writer, uint64_t offset, con
     rc = check_open(p, err);
     if (rc < 0)
         return rc;
-    take_turn(p, writer);
+    ask_for_turn(p, writer);
     *ret_taken = (size_t)had + give(p, (const char *)data + had, n - (size_t)had);
     return 0;
 }
 
-/* Appends to what goes before any other; the rest of what does not fit is not taken. */
-static size_t keep(struct process *p, const void *data, size_t n)
+/* Nothing comes before an end that its client has stated a place for, or has to state again. */
+static bool may_keep(const struct process *p)
 {
+    return check_stdin(p, NULL) == 0 && !p->end_due;
+}
+
+/* Appends to what goes before any other; the rest of what does not fit is not taken. */
+static bool keep(struct process *p, const void *data, size_t size)
+{
+    size_t n = size;
     size_t used = buf_len(&p->feed);
     size_t room = used < FEED_MAX ? FEED_MAX - used : 0;
     n = n < room ? n : room;
     if (n == 0 || !buf_append(&p->feed, data, n))
-        return 0;
-    if (p->gp) {
+        return false;
+    if (p->gp)
         process_input_feed(p); /* the rest when there is room */
-        return n;
-    }
-    process_input_noted(p, true);
-    return n;
+    else
+        process_input_noted(p, true);
+    return n == size;
 }
 
-void process_stdin_keep(struct process *p, const void *data, size_t n)
+bool process_stdin_keep(struct process *p, const void *data, size_t n)
 {
-    if (n == 0 || check_stdin(p, NULL) < 0)
-        return;
+    if (!may_keep(p))
+        return false;
     take_turn(p, "");
-    (void)keep(p, data, n);
+    return keep(p, data, n);
 }
 
-void process_stdin_keep_at(struct process *p, const char *writer, uint64_t offset, const void *data, size_t n)
+bool process_stdin_keep_at(struct process *p, const char *writer, uint64_t offset, const void *data, size_t n)
 {
     size_t had = 0;
-    if (n == 0 || check_stdin(p, NULL) < 0 || !process_stdin_known(p) ||
+    if (!may_keep(p) || !process_stdin_known(p) ||
         process_stdin_at(p, writer, offset, data, n, &had, NULL) < 0)
-        return;
-    (void)keep(p, (const char *)data + had, n - had);
+        return false;
+    if (had == n)
+        return true;
+    take_turn(p, writer);
+    return keep(p, (const char *)data + had, n - had);
 }
 
 int process_stdin_close(struct process *p, struct error *err)

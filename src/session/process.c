@@ -295,7 +295,9 @@ void process_begin(struct process *p, struct guest *g)
     struct spec_exec x;
     struct error err = ERROR_INIT;
     p->adopted = p->maybe = false;
-    int rc = spec_exec_init(p->spec, process_guest_id(p), &x, &err);
+    int rc = process_input_is_cut(p)
+                 ? error_set(&err, ERROR_GONE, "the server ended before it had given the command its input")
+                 : spec_exec_init(p->spec, process_guest_id(p), &x, &err);
     if (rc == 0) {
         rc = guest_process_start(g, &x.exec, &guest_events, p, &p->gp, &err);
         spec_exec_finish(&x);

@@ -121,8 +121,9 @@ bool process_stdin_is_here(const struct process *p);
  * this program, whether or not the guest has it. */
 bool process_stdin_end_waits(const struct process *p);
 /* Input that its client can no longer be told was not taken, because its sandbox is suspended or the client
- * is gone: kept, and given before any other, as far as it fits (1 MiB and 64 KiB in all). */
-void process_stdin_keep(struct process *p, const void *data, size_t n);
+ * is gone: kept, and given before any other, as far as it fits (1 MiB and 64 KiB in all). Whether all of it
+ * is: else no end may be said behind it. */
+bool process_stdin_keep(struct process *p, const void *data, size_t n);
 /* Where stdin stands: offsets from the process's start on. Known to the byte unless the guest has not said it
  * yet to this daemon. */
 bool process_has_stdin(const struct process *p);
@@ -141,7 +142,7 @@ int process_stdin_at(struct process *p, const char *writer, uint64_t offset, con
                      size_t *ret_taken, struct error *err);
 /* When stdin is known; repeating it is success. */
 int process_stdin_close_at(struct process *p, const char *writer, uint64_t offset, struct error *err);
-void process_stdin_keep_at(struct process *p, const char *writer, uint64_t offset, const void *data,
+bool process_stdin_keep_at(struct process *p, const char *writer, uint64_t offset, const void *data,
                            size_t n);
 
 /* A client that could give input has gone and was the last one: closes stdin, and hangs up a terminal, when

@@ -246,6 +246,8 @@ void process_input_feed(struct process *p);
 void process_input_arrived(struct process *p, uint64_t mark);
 /* The disk has refused something a while ago. */
 void process_input_retry(struct process *p);
+/* An earlier daemon was to give it all its input, and the guest has not got it: it must not run on this. */
+bool process_input_is_cut(const struct process *p);
 void process_input_stop(struct process *p); /* nothing of it is under way any more */
 /* Whether the record holds it. What it holds is told as taken when it is durable; until then the input
  * settles. */

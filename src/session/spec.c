@@ -247,6 +247,8 @@ static bool put_fields(json_t *spec, const struct fields *f, const json_t *env)
         ok = json_object_set_new(spec, "drop_oldest", json_true()) == 0;
     if (ok && f->on_detach && str_eq(f->on_detach, "close"))
         ok = json_object_set_new(spec, "close_on_detach", json_true()) == 0;
+    if (ok && f->stdin_b64) /* nobody can give the rest of it again */
+        ok = json_object_set_new(spec, "fed", json_true()) == 0;
     bool open = f->stdin_open || f->stdin_b64;
     return ok && json_object_set_new(spec, "stdin", json_boolean(open)) == 0;
 }

@@ -95,7 +95,9 @@ int bucket_room(struct bucket *b, size_t bytes, struct error *err)
 
 static void take_feed(struct process *p, struct spec_request *q)
 {
-    p->feeding = q->feed != NULL;
+    /* The record says where it ends, and a next daemon sees what is missing. */
+    p->feeding = p->stdin_closed = p->end_due = q->feed != NULL;
+    p->end_at = q->feed_n;
     if (q->feed_n > 0 && !buf_append(&p->feed, q->feed, q->feed_n))
         abort(); /* its bound is the body's */
 }

@@ -437,6 +437,35 @@ static void test_stdin_in_turns(void **state)
     ws_finish(&ws);
 }
 
+/* Two who wait for room, each for the first byte of a turn of its own: neither takes it from the other while
+ * it is being recorded, for ever. */
+static void test_stdin_two_wait(void **state)
+{
+    struct rig *g = *state;
+    struct attach_keys k = new_session(g, "{\"argv\":[\"sh\"],\"stdin\":true,\"start\":\"now\"}");
+    struct guest_process *p = guest_process_of(g, &k);
+    fake_started(p, 77);
+    p->input_max = 3;
+    struct ws ws = ws_open(g, &k, "&stdin_offset=0&stdin_writer=w");
+    stdin_told(g, &ws, 0, 0, false);
+    json_decref(ws_event(g, &ws, "started"));
+    ws_send(g, &ws, WS_BINARY, "\0abcdef", 7);
+    rig_until(g, p->input_n == 3);
+    char path[256];
+    (void)snprintf(path, sizeof(path), "/processes/%s/stdin", k.process);
+    struct client *c = request(g, "user", "POST", sb_path(g, path), "", "POST", 4);
+    for (unsigned i = 0; i < 200; i++)
+        client_poll(g, c);
+    struct loop_deferred turn = {.queued = false};
+    p->input_max = sizeof(p->input);
+    loop_defer(g->w->loop, &turn, give_room, p);
+    struct answer a = answer_of(g, c);
+    assert_int_equal(a.status, 204); /* the other hears of it, or was first */
+    assert_true(p->input_n == 7 || p->input_n == 10);
+    answer_free(&a);
+    ws_finish(&ws);
+}
+
 /* The guest has not said yet how far stdin is: the client is let in, and what it gives waits for that. */
 static void test_stdin_is_found_later(void **state)
 {
@@ -856,6 +885,7 @@ int main(void)
         T(test_stdin_late_end_is_told),
         T(test_stdin_is_not_told_unasked),
         T(test_stdin_conflicts),
+        T(test_stdin_two_wait),
         T(test_stdin_in_turns),
         T(test_stdin_is_found_later),
         T(test_output_back_pressure),

@@ -1,4 +1,5 @@
 #include <dirent.h>
+#include <signal.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
 
@@ -708,6 +709,77 @@ static void test_exec_feed_slow(void **state)
     assert_int_equal(g->input_closes, 1);
 }
 
+/* The server is killed when the guest has a part of a command's own input, all of it, or has not heard of the
+ * command: half of it is never taken for the whole. */
+static void test_exec_feed_is_cut(void **state)
+{
+    struct world *w = *state;
+    struct process *p = NULL;
+    for (uint64_t has = 2; has <= 5; has += 3) {
+        json_t *body = body_of("{\"argv\":[\"cat\"],\"stdin_b64\":\"aGVsbG8=\"}");
+        w->guest->input_max = 2;
+        assert_ok(sessions_exec(w->sessions, w->sb, body, &p, &w->err), &w->err);
+        json_decref(body);
+        char id[ID_SIZE];
+        (void)str_copy(id, sizeof(id), process_id(p));
+        fake_started(fake_process(w->guest, id), 42);
+        world_restart(w);
+        fake_link(w->sandboxes, w->sb, w->guest, NULL);
+        struct guest_process *g = fake_process(w->guest, id);
+        g->input_base = has;
+        fake_started(g, 42);
+        assert_int_equal(g->input_closed, has == 5);
+        assert_int_equal(g->signal, has == 5 ? 0 : SIGKILL);
+        assert_int_equal(g->signal_tree, has < 5);
+        fake_exit(g, 0);
+    }
+    json_t *body = body_of("{\"argv\":[\"cat\"],\"stdin_b64\":\"aGVsbG8=\"}");
+    w->guest->input_max = 2;
+    assert_ok(sessions_exec(w->sessions, w->sb, body, &p, &w->err), &w->err);
+    json_decref(body);
+    char id[ID_SIZE];
+    (void)str_copy(id, sizeof(id), process_id(p));
+    world_restart(w);
+    fake_link(w->sandboxes, w->sb, w->guest, NULL);
+    fake_result(fake_process(w->guest, id), GUEST_REASON_START_FAILED, 0, 0, "unknown process");
+    assert_string_equal(reason_of(processes_find(w->sessions, w->sb->id, id)), "start_failed");
+}
+
+static size_t no_output(void *arg, enum guest_stream stream, uint64_t offset, const void *data, size_t n)
+{
+    (void)arg;
+    (void)stream;
+    (void)offset;
+    (void)data;
+    return n;
+}
+
+/* What could not be written down was shown all the same: whoever has seen it comes back to bytes that come
+ * again. */
+static void test_more_was_seen_than_is_kept(void **state)
+{
+    struct world *w = *state;
+    struct guest_process *g;
+    struct process_reader *r = NULL;
+    struct process *p = started_process(w, &g);
+    char id[ID_SIZE];
+    (void)str_copy(id, sizeof(id), process_id(p));
+    static const struct process_reader_events any = {.output = no_output};
+    fake_output(g, GUEST_STDOUT, 0, "hello", 5);
+    assert_int_equal(process_reader_open(p, 6, 0, &any, NULL, &r, &w->err), ERROR_RANGE);
+    world_restart(w);
+    fake_link(w->sandboxes, w->sb, w->guest, NULL);
+    p = processes_find(w->sessions, w->sb->id, id);
+    assert_int_equal(process_reader_open(p, 6, 0, &any, NULL, &r, &w->err), ERROR_UNAVAILABLE);
+    g = fake_process(w->guest, id);
+    fake_output(g, GUEST_STDOUT, 5, "!", 1);
+    assert_ok(process_reader_open(p, 6, 0, &any, NULL, &r, &w->err), &w->err);
+    process_reader_close(r);
+    fake_exit(g, 0);
+    world_settle(w);
+    assert_int_equal(process_reader_open(p, 7, 0, &any, NULL, &r, &w->err), ERROR_RANGE);
+}
+
 static void on_wait(void *arg, struct process *p)
 {
     *(enum process_state *)arg = process_state(p);
@@ -916,6 +988,8 @@ int main(void)
         T(test_sessions_bounded),
         T(test_exec_feed),
         T(test_exec_feed_slow),
+        T(test_exec_feed_is_cut),
+        T(test_more_was_seen_than_is_kept),
         T(test_wait),
         T(test_close_from_inside),
         T(test_orphans),

@@ -350,6 +350,7 @@ static void test_unsent_feed(void **state)
     world_restart(w);
     restore(w);
     g = adopted(w->guest, id, 0);
+    g->input_base = 2;
     fake_started(g, 5);
     input_is(w, g, "llo");
     assert_true(g->input_closed);
