@@ -1,6 +1,8 @@
 """The server is killed, or the connection breaks, in the middle of a command's input: whoever states where its bytes stand
 comes back and gives the rest, and the command gets each byte once."""
+import base64
 import hashlib
+import http.client
 import os
 import random
 import subprocess
@@ -189,6 +191,29 @@ class Killed(Broken):
                 killed = self.kills(lambda turn=turn: self.taken(sb, turn), lambda: client.poll() is not None)
                 self.check_digest(client, data)
                 self.assertEqual(killed, self.KILLS)
+
+    @limit(240)
+    def test_a_commands_own_input(self):
+        """It comes with the command, and nobody can give the rest of it: what has a part of it ends."""
+        sb = self.sandbox()
+        body = {"argv": ["sh", "-c", "sleep 3; wc -c"], "stdin_b64": base64.b64encode(bytes(700_000)).decode()}
+
+        def client():
+            with self.assertRaises((OSError, http.client.HTTPException)):
+                self.api.ok("POST", f"{sb.path}/exec", body)
+
+        working = Working(client)
+        self.until(lambda: self.api.pages(f"{sb.path}/processes"), "the command is there")
+        process = self.api.pages(f"{sb.path}/processes")[0]["id"]
+        self.until(lambda: sb.process(process)["state"] == "running", "it is known to run")
+        self.server.kill()
+        working.join()
+        self.server.start()
+        sb.api = self.api = self.server.api
+        self.until(lambda: sb.process(process)["state"] == "exited", "it has ended")
+        result = sb.process(process)["result"]
+        self.assertEqual((result["reason"], result["signal"]), ("signal", "SIGKILL"))
+        self.assertEqual(sb.all_output(process), b"")
 
     def placed(self, session, offset, name):
         attached = Attach(self.api, session, stdin=(offset, name))
